@@ -1,0 +1,276 @@
+"""From a Gaussian over the network's outputs to probabilities, error bars and scores.
+
+At one input the posterior over the C outputs is N(mean, Σ) with Σ = A Aᵀ. Only the factor A ∈ R^{C×R}
+is kept: variances, samples and scores need no C×C matrix, and Σ is formed when somebody asks for it.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from scalla.types import InputError, Likelihood, Link, NumericalWarning
+
+LINKS: tuple[Link, ...] = ("probit", "mc", "bridge", "bridge_norm")
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """What a network predicts for B inputs, and how sure it may be. Everything else is computed when read.
+
+    `var` and `cov` speak of the network's output f(x); observation noise is in `var_with_noise` alone.
+    """
+
+    mean: Float[Tensor, "B C"]
+    factor: Float[Tensor, "B C R"]
+    likelihood: Likelihood = "classification"
+    link: Link = "probit"
+    #: standard normal draws in R dimensions, shared by all inputs: each column is one function
+    noise: Float[Tensor, "R S"] | None = field(default=None, repr=False)
+    #: draws of the outputs themselves, from a method whose predictive is not a Gaussian
+    samples: Float[Tensor, "S B C"] | None = field(default=None, repr=False)
+    noise_var: Float[Tensor, "#C"] | None = None
+
+    @staticmethod
+    def from_samples(samples: Float[Tensor, "S B C"], likelihood: Likelihood = "classification") -> Prediction:
+        """The prediction of a method that can only sample: Σ is the sample covariance."""
+        mean = samples.mean(0)
+        factor = (samples - mean).permute(1, 2, 0) / math.sqrt(max(len(samples) - 1, 1))
+        return Prediction(mean, factor, likelihood, "mc", samples=samples)
+
+    @staticmethod
+    def from_gaussian(
+        mean: Float[Tensor, "B C"],
+        cov: Float[Tensor, "B C C"],
+        *,
+        link: Link = "mc",
+        noise: Float[Tensor, "C S"] | None = None,
+        likelihood: Likelihood = "classification",
+    ) -> Prediction:
+        """The prediction of a method that gives Σ itself: its factor is the (lower) Cholesky factor."""
+        return Prediction(mean, psd_cholesky(cov).to(mean.dtype), likelihood, link, noise=noise)
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+    @cached_property
+    def var(self) -> Float[Tensor, "B C"]:
+        """Variance of each output, without observation noise."""
+        return self.factor.square().sum(-1)
+
+    @cached_property
+    def cov(self) -> Float[Tensor, "B C C"]:
+        """Covariance of the outputs, without observation noise."""
+        return self.factor @ self.factor.mT
+
+    @cached_property
+    def var_with_noise(self) -> Float[Tensor, "B C"]:
+        """Variance of an observation y: `var` plus the noise variance (regression)."""
+        if self.noise_var is None:
+            raise AttributeError("var_with_noise exists for likelihood='regression' only")
+        return self.var + self.noise_var
+
+    @cached_property
+    def probs(self) -> Float[Tensor, "B C"]:
+        """Class probabilities; for a single logit (C = 1) the probability of class 1."""
+        return self._single(self._two_or_more_probs)
+
+    @cached_property
+    def entropy(self) -> Float[Tensor, " B"]:
+        """Shannon entropy of `probs`, in nats."""
+        return torch.special.entr(self._two_or_more_probs).sum(-1)
+
+    @cached_property
+    def gaussian_entropy(self) -> Float[Tensor, " B"]:
+        """Entropy of N(mean, Σ): ½ log det(2πe Σ)."""
+        return gaussian_entropy(self.factor)
+
+    @cached_property
+    def gaussian_entropy_projected(self) -> Float[Tensor, " B"]:
+        """The same with the common-logit direction taken out.
+
+        Λ·1 = 0: no classification data ever inform the direction in which all logits move together.
+        """
+        return gaussian_entropy(self.factor, project_common=True)
+
+    @cached_property
+    def mutual_information(self) -> Float[Tensor, " B"]:
+        """Entropy of the mean softmax minus mean entropy of the softmax, over function samples."""
+        mean_probs, mean_entropy = self._monte_carlo
+        return (torch.special.entr(mean_probs).sum(-1) - mean_entropy).clamp_min(0)
+
+    @cached_property
+    def max_prob(self) -> Float[Tensor, " B"]:
+        """The largest class probability: the confidence."""
+        return self._two_or_more_probs.amax(-1)
+
+    # -- one logit is two: (−f/2, f/2) has softmax (1 − σ(f), σ(f)) --
+
+    @cached_property
+    def _logits(self) -> tuple[Tensor, Tensor]:
+        if self.likelihood != "classification":
+            raise AttributeError(
+                "probabilities and what is made of them exist for likelihood='classification' only; "
+                "a regression has mean, var, cov, var_with_noise and gaussian_entropy"
+            )
+        if self.mean.shape[-1] > 1:
+            return self.mean, self.factor
+        return torch.cat([-self.mean, self.mean], -1) / 2, torch.cat([-self.factor, self.factor], -2) / 2
+
+    def _single(self, probs: Tensor) -> Tensor:
+        return probs[:, 1:] if self.mean.shape[-1] == 1 else probs
+
+    @cached_property
+    def _two_or_more_probs(self) -> Float[Tensor, "B K"]:
+        mean, factor = self._logits
+        if self.link == "mc":
+            return self._monte_carlo[0]
+        if self.link == "probit":
+            return probit_softmax(self.mean, self.var) if self.mean.shape[-1] > 1 else self._probit_sigmoid()
+        return laplace_bridge(mean, factor, normalise=self.link == "bridge_norm")
+
+    def _probit_sigmoid(self) -> Float[Tensor, "B 2"]:
+        scaled = self.mean / (1 + math.pi / 8 * self.var).sqrt()
+        return torch.cat([torch.sigmoid(-scaled), torch.sigmoid(scaled)], -1)
+
+    @cached_property
+    def _monte_carlo(self) -> tuple[Float[Tensor, "B K"], Float[Tensor, " B"]]:
+        mean, factor = self._logits
+        if self.samples is not None:
+            blocks = self.samples.split(64)
+            if self.mean.shape[-1] == 1:
+                blocks = tuple(torch.cat([-s, s], -1) / 2 for s in blocks)
+            return mean_softmax(blocks)
+        if self.noise is None:
+            raise InputError("this prediction holds no function samples: ask for it with n_samples > 0")
+        # At most R samples at a time: no larger than the factor itself.
+        width = max(factor.shape[-1], 16)
+        return mean_softmax(mean + torch.einsum("bcr,rs->sbc", factor, eps) for eps in self.noise.split(width, 1))
+
+
+def mean_softmax(logit_blocks: object) -> tuple[Float[Tensor, "B C"], Float[Tensor, " B"]]:
+    """Mean softmax and mean entropy of the softmax over blocks of samples (S, B, C)."""
+    total, entropy, count = 0.0, 0.0, 0
+    for logits in logit_blocks:  # type: ignore[attr-defined]
+        probs = torch.softmax(logits, -1)
+        total = total + probs.sum(0)
+        entropy = entropy + torch.special.entr(probs).sum((0, -1))
+        count += len(logits)
+    return total / count, entropy / count  # type: ignore[return-value]
+
+
+def probit_softmax(mean: Float[Tensor, "B C"], var: Float[Tensor, "B C"]) -> Float[Tensor, "B C"]:
+    """softmax(f / √(1 + π/8 · diag Σ))."""
+    return torch.softmax(mean / (1 + math.pi / 8 * var).sqrt(), -1)
+
+
+def laplace_bridge(
+    mean: Float[Tensor, "B C"], factor: Float[Tensor, "B C R"], *, normalise: bool = False
+) -> Float[Tensor, "B C"]:
+    """Mean of the Dirichlet whose softmax-basis Laplace approximation is N(mean, Σ), Σ projected on Σ 1 = 0.
+
+    α_k = (1 − 2/C + e^{f_k} Σ_l e^{−f_l} / C²) / Σ_kk; `normalise` first scales Σ to a fixed mean variance.
+    """
+    num_classes = mean.shape[-1]
+    tiny = torch.finfo(mean.dtype).tiny
+    common = factor.sum(-2)  # Aᵀ 1
+    common_var = common.square().sum(-1, keepdim=True).clamp_min(tiny)  # 1ᵀ Σ 1
+    cov_one = torch.einsum("bcr,br->bc", factor, common)  # Σ 1
+    mean = mean - cov_one * mean.sum(-1, keepdim=True) / common_var
+    var = (factor.square().sum(-1) - cov_one.square() / common_var).clamp_min(tiny)
+    if normalise:
+        scale = var.mean(-1, keepdim=True) / math.sqrt(num_classes / 2)
+        mean, var = mean / scale.sqrt(), var / scale
+    log_ratio = mean + torch.logsumexp(-mean, -1, keepdim=True) - 2 * math.log(num_classes)
+    base = torch.as_tensor(1 - 2 / num_classes, dtype=mean.dtype, device=mean.device).clamp_min(tiny).log()
+    return torch.softmax(torch.logaddexp(base, log_ratio) - var.log(), -1)
+
+
+def gaussian_entropy(factor: Float[Tensor, "B C R"], *, project_common: bool = False) -> Float[Tensor, " B"]:
+    """½ log det(2πe A Aᵀ) on the support of the Gaussian, in float64, from the smaller Gram matrix of A.
+
+    With R < C the covariance has rank R for every input, and the entropy is that of the R dimensions.
+    """
+    factor64 = factor.double()
+    num_outputs, rank = factor.shape[-2:]
+    dims = min(num_outputs, rank)
+    if project_common:
+        factor64 = factor64 - factor64.mean(-2, keepdim=True)
+        dims = min(num_outputs - 1, rank)
+        if dims == 0:
+            raise InputError("a single output has no direction left once the common one is projected out")
+    if num_outputs <= rank or (project_common and num_outputs - 1 <= rank):
+        gram = factor64 @ factor64.mT
+        if project_common:
+            # PΣP + s·uuᵀ with u = 1/√C: adds one factor s to the determinant, taken off below.
+            size = gram.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(torch.finfo(torch.float64).tiny)
+            log_det = psd_logdet(gram + (size / num_outputs)[:, None, None]) - size.log()
+        else:
+            log_det = psd_logdet(gram)
+    else:
+        log_det = psd_logdet(factor64.mT @ factor64)
+    return 0.5 * (log_det + dims * math.log(2 * math.pi * math.e))
+
+
+def psd_cholesky(matrix: Float[Tensor, "*B n n"]) -> Float[Tensor, "*B n n"]:
+    """Lower Cholesky factor in float64; a matrix that is not positive definite gets jitter, with a warning."""
+    matrix = matrix.double()
+    size = matrix.shape[-1]
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    if not bool((info != 0).any()):
+        return factor
+    finite = torch.isfinite(matrix).all()
+    if not bool(finite):
+        raise InputError("got a covariance or precision with NaN or infinite entries; features must be finite")
+    scale = matrix.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(torch.finfo(torch.float64).tiny)
+    eye = torch.eye(size, dtype=matrix.dtype, device=matrix.device)
+    for exponent in range(-15, 1):
+        failed = (info != 0).to(matrix.dtype)
+        jitter = failed * scale * 10.0**exponent
+        factor, info_now = torch.linalg.cholesky_ex(matrix + jitter[..., None, None] * eye)
+        if not bool((info_now != 0).any()):
+            if exponent > -12:
+                warnings.warn(
+                    f"a covariance of {size} dimensions was not positive definite: added jitter of "
+                    f"1e{exponent} times its mean variance to {int(failed.sum())} of {failed.numel()} matrices",
+                    NumericalWarning,
+                    stacklevel=3,
+                )
+            return factor
+        info = torch.where(info != 0, info, info_now)
+    raise InputError("no jitter made this matrix positive definite; it is not a covariance")
+
+
+def psd_logdet(matrix: Float[Tensor, "*B n n"]) -> Float[Tensor, "*B"]:
+    """log det by Cholesky in float64."""
+    return 2 * psd_cholesky(matrix).diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+#: every out-of-distribution score by name; larger = more out of distribution
+SCORES: dict[str, Callable[[Prediction], Tensor]] = {
+    "predictive_entropy": lambda p: p.entropy,
+    "gaussian_entropy": lambda p: p.gaussian_entropy,
+    "gaussian_entropy_projected": lambda p: p.gaussian_entropy_projected,
+    "mutual_information": lambda p: p.mutual_information,
+    "max_prob": lambda p: 1 - p.max_prob,
+    "variance": lambda p: p.var.sum(-1),
+}
+
+
+def ood_score(prediction: Prediction, score: str = "gaussian_entropy") -> Float[Tensor, " B"]:
+    """One number for each input, larger = more out of distribution."""
+    if score not in SCORES:
+        raise InputError(f"got score={score!r}; choose one of {', '.join(SCORES)}")
+    if prediction.likelihood == "regression" and score not in ("gaussian_entropy", "variance"):
+        raise InputError(
+            f"got score={score!r} for a regression, which has no class probabilities; "
+            "choose 'gaussian_entropy' or 'variance'"
+        )
+    return SCORES[score](prediction)
