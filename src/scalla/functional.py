@@ -1,0 +1,243 @@
+"""The trained network as a function f(params, x) → (B, C) that leaves the network alone.
+
+Everything runs on a *twin*: a copy of the module tree that shares every tensor with the user's network but
+has modes, hooks and attributes of its own. So no mode is switched on the user's module, no attribute is
+set on it, and any number of threads may predict at once.
+"""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from scalla.types import InputError, Inputs
+
+Params: TypeAlias = dict[str, Tensor]
+#: which weights the kernel sees: a word, name patterns, or a function (name, parameter) -> bool
+ParameterFilter: TypeAlias = str | Sequence[str] | Callable[[str, nn.Parameter], bool]
+
+
+class FrozenNetwork:
+    """A trained network in evaluation mode, and the weights its kernel is taken over."""
+
+    def __init__(self, model: nn.Module, *, dict_key_y: str = "labels") -> None:
+        self.model = model
+        self.dict_key_y = dict_key_y
+        self.twin = make_twin(model)
+        self._accepted = _accepted_keywords(self.twin)
+
+    def sync(self) -> None:
+        """Follow tensors that were replaced on the user's network (`.to()` replaces buffers)."""
+        for ours, theirs in zip(self.twin.modules(), self.model.modules(), strict=False):
+            ours._parameters.update(theirs._parameters)
+            ours._buffers.update(theirs._buffers)
+            if hasattr(ours, "_flat_weights_names"):  # recurrent layers keep a second list of their weights
+                ours._flat_weights = [getattr(ours, name, None) for name in ours._flat_weights_names]  # type: ignore[assignment, union-attr]
+
+    @property
+    def device(self) -> torch.device:
+        return next((t.device for t in _tensors(self.twin)), torch.device("cpu"))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next((t.dtype for t in _tensors(self.twin) if t.is_floating_point()), torch.get_default_dtype())
+
+    def prepare(self, x: Inputs) -> Inputs:
+        """Inputs on the network's device, floating-point ones in its dtype, labels taken out of mappings."""
+        if isinstance(x, Mapping):
+            x = {k: v for k, v in x.items() if k != self.dict_key_y}
+            if self._accepted is not None:
+                x = {k: v for k, v in x.items() if k in self._accepted}
+        return map_tensors(x, self._move)
+
+    def _move(self, t: Tensor) -> Tensor:
+        dtype = self.dtype if t.is_floating_point() else t.dtype
+        return t.to(device=self.device, dtype=dtype, non_blocking=True)
+
+    def __call__(self, x: Inputs) -> Float[Tensor, "B C"]:
+        """f(x), without gradients."""
+        with torch.no_grad():
+            return logits_of(call(self.twin, self.prepare(x)))
+
+    def at(self, x: Inputs) -> Callable[[Params], Float[Tensor, "B C"]]:
+        """params → f(params, x); weights that are not in `params` keep their value."""
+        x = self.prepare(x)
+        args, kwargs = call_arguments(self.twin, x)
+        return lambda params: logits_of(functional_call(self.twin, params, args, kwargs))
+
+
+def make_twin(model: nn.Module) -> nn.Module:
+    """A copy of the module tree that shares all tensors with `model`, in evaluation mode."""
+    shared: dict[int, Any] = {}
+    for module in model.modules():
+        values = [*module._parameters.values(), *module._buffers.values(), *vars(module).values()]
+        shared.update((id(value), value) for value in values if isinstance(value, Tensor))
+    try:
+        return copy.deepcopy(model, shared).eval()
+    except Exception as error:
+        raise InputError(
+            f"the network ({type(model).__name__}) cannot be copied by copy.deepcopy ({error}); the copy "
+            "shares all weights and keeps your network untouched. Give a network that can be copied, for "
+            "example the plain module inside a distributed or compiled wrapper"
+        ) from error
+
+
+def call(module: nn.Module, x: Inputs) -> Any:
+    args, kwargs = call_arguments(module, x)
+    return module(*args, **kwargs)
+
+
+def call_arguments(module: nn.Module, x: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How `module` wants x: a mapping as keywords, unless its forward takes one positional dict."""
+    if isinstance(x, Mapping):
+        if _takes_one_mapping(module, x):
+            return (x,), {}
+        return (), dict(x)
+    if isinstance(x, tuple | list):
+        return tuple(x), {}
+    return (x,), {}
+
+
+def logits_of(output: Any) -> Tensor:
+    """The (B, C) tensor in what a network returns: itself, `.logits`, `["logits"]`, or a tuple's first."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Mapping) and "logits" in output:
+        return output["logits"]
+    if hasattr(output, "logits"):
+        return output.logits
+    if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
+        return output[0]
+    raise InputError(
+        f"the network returned {type(output).__name__}, in which there are no logits; wanted a (B, C) tensor, "
+        "something with `.logits` or ['logits'], or a tuple whose first entry is the tensor. Wrap the network"
+    )
+
+
+def check_outputs(outputs: Tensor, num_inputs: int) -> None:
+    if outputs.ndim != 2 or len(outputs) != num_inputs:
+        raise InputError(
+            f"the network's output has shape {tuple(outputs.shape)} for {num_inputs} inputs; wanted (B, C), one "
+            "row of C outputs for each input. Wrap the network so that it flattens or unsqueezes its output"
+        )
+
+
+def batch_size(x: Inputs) -> int:
+    """B, from the first tensor in x."""
+    if isinstance(x, Tensor):
+        return len(x) if x.ndim else 0
+    values = x.values() if isinstance(x, Mapping) else x
+    for value in values:
+        if isinstance(value, Tensor) and value.ndim:
+            return len(value)
+    raise InputError(f"got inputs of type {type(x).__name__} without any tensor in them; wanted at least one")
+
+
+def first_rows(x: Inputs, count: int) -> Inputs:
+    size = batch_size(x)
+    return map_tensors(x, lambda t: t[:count] if t.ndim and len(t) == size else t)
+
+
+def concatenate(blocks: Sequence[Inputs]) -> Inputs | None:
+    """One batch of several, where they are tensors of one shape; None where they are not."""
+    if len(blocks) == 1:
+        return blocks[0]
+    if all(isinstance(b, Tensor) for b in blocks) and len({b.shape[1:] for b in blocks}) == 1:  # type: ignore[union-attr]
+        return torch.cat(list(blocks))  # type: ignore[arg-type]
+    return None
+
+
+def map_tensors(x: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
+    if isinstance(x, Tensor):
+        return function(x)
+    if isinstance(x, Mapping):
+        return {k: function(v) if isinstance(v, Tensor) else v for k, v in x.items()}
+    return tuple(function(v) if isinstance(v, Tensor) else v for v in x)
+
+
+def select_parameters(network: FrozenNetwork, parameters: ParameterFilter, x: Inputs) -> Params:
+    """The weights that the kernel is taken over, by name.
+
+    "trainable": those with `requires_grad` (all of them, if none has); "all"; "last_layer": the last linear
+    layer that runs on x; a list of name patterns such as ["*.lora_*", "head.*"]; or a function.
+    """
+    named = {k: p for k, p in network.twin.named_parameters() if p.is_floating_point()}
+    if parameters == "all":
+        chosen = named
+    elif parameters == "trainable":
+        chosen = {k: p for k, p in named.items() if p.requires_grad} or named
+    elif parameters == "last_layer":
+        head = find_head(network, x)
+        chosen = {k: p for k, p in named.items() if k.rsplit(".", 1)[0] == head or (head == "" and "." not in k)}
+    elif callable(parameters):
+        chosen = {k: p for k, p in named.items() if parameters(k, p)}
+    else:
+        patterns = [parameters] if isinstance(parameters, str) else list(parameters)
+        chosen = {k: p for k, p in named.items() if any(fnmatch.fnmatch(k, pattern) for pattern in patterns)}
+    if not chosen:
+        names = ", ".join(list(named)[:8]) + (", …" if len(named) > 8 else "")
+        raise InputError(
+            f"parameters={parameters!r} selects none of the network's {len(named)} weights ({names}); "
+            "give 'trainable', 'all', 'last_layer', name patterns or a function (name, parameter) -> bool"
+        )
+    return {k: p.detach() for k, p in chosen.items()}
+
+
+def find_head(network: FrozenNetwork, x: Inputs) -> str:
+    """The name of the last linear (or convolutional) layer with C outputs that runs on x."""
+    ran: list[tuple[str, nn.Module]] = []
+    probe = make_twin(network.model)
+    for name, module in probe.named_modules():
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            module.register_forward_hook(lambda mod, args, out, name=name: ran.append((name, mod)))
+    with torch.no_grad():
+        outputs = logits_of(call(probe, network.prepare(first_rows(x, 2))))
+    heads = [name for name, module in ran if output_features(module) == outputs.shape[-1]]
+    if not heads:
+        raise InputError(
+            f"found no linear or convolutional layer with C = {outputs.shape[-1]} outputs in "
+            f"{type(network.model).__name__}; give a surrogate of your own, surrogate=module: x -> (B, C, m)"
+        )
+    return heads[-1]
+
+
+def output_features(module: nn.Module) -> int:
+    return module.out_features if isinstance(module, nn.Linear) else module.out_channels  # type: ignore[return-value, union-attr]
+
+
+def _tensors(module: nn.Module) -> Any:
+    yield from module.parameters()
+    yield from module.buffers()
+
+
+def _signature(module: nn.Module) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(module.forward).parameters.values())
+    except (TypeError, ValueError):
+        return []
+
+
+def _takes_one_mapping(module: nn.Module, x: Mapping[str, Any]) -> bool:
+    """forward(batch): a single required argument that is none of the mapping's keys."""
+    parameters = _signature(module)
+    if any(p.name in x or p.kind is p.VAR_KEYWORD for p in parameters):
+        return False
+    required = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
+    return len(required) == 1
+
+
+def _accepted_keywords(module: nn.Module) -> set[str] | None:
+    """Names that forward takes, or None where any name may be right."""
+    parameters = _signature(module)
+    if not parameters or any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters):
+        return None
+    names = {p.name for p in parameters}
+    return None if len(names) == 1 and "input" not in next(iter(names)) else names

@@ -1,0 +1,262 @@
+"""z_v(x) = J(x) v: the derivative of the outputs along a direction in parameter space.
+
+Forward mode costs about two forward passes and no activation memory. Some kernels have no forward-mode
+rule (fused attention, mkldnn's LSTM, `weight_norm`): then, in this order, slower kernels that have one,
+and last J v as the derivative of u ↦ Jᵀu (reverse mode twice). Before a fit, each route is put to the
+adjoint test ⟨u, J v⟩ = ⟨Jᵀ u, v⟩ on two inputs, so a route that is silently wrong is never taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import jvp, vmap
+
+from scalla.functional import FrozenNetwork, Params, first_rows
+from scalla.probes import draw_probe
+from scalla.types import InputError, Inputs, UnsupportedModuleError
+
+Tangent = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Route:
+    """One way to differentiate: forward mode or twice reverse mode, with which kernels switched off."""
+
+    name: str
+    forward_mode: bool = True
+    plain_attention: bool = False
+    without_mkldnn: bool = False
+
+
+ROUTES = (
+    Route("forward"),
+    Route("forward, plain attention", plain_attention=True),
+    Route("forward, plain attention, no mkldnn", plain_attention=True, without_mkldnn=True),
+    Route("double vjp", forward_mode=False, plain_attention=True),
+    Route("double vjp, no mkldnn", forward_mode=False, plain_attention=True, without_mkldnn=True),
+)
+
+
+class JacobianProduct:
+    """x, directions v_1 … v_S → J(x) v_s, by the first route that passes the adjoint test."""
+
+    def __init__(self, network: FrozenNetwork, params: Params, x: Inputs) -> None:
+        # A twin of its own: functional_call swaps weights in it, which a concurrent prediction must not see.
+        self.network = FrozenNetwork(network.model, dict_key_y=network.dict_key_y)
+        self.params = params
+        self.route = self._preflight(first_rows(x, 2))
+        # vmap turns a convolution with S weights into a slow grouped one: there a loop is faster.
+        convolutions = any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in self.network.twin.modules())
+        self.shares_primal = self.route.forward_mode and not convolutions and self._vmap_works(first_rows(x, 2))
+
+    def __call__(self, x: Inputs, directions: Sequence[Tangent]) -> Float[Tensor, "B C S"]:
+        f = self.network.at(x)
+        with switched(self.route):
+            if len(directions) > 1 and self.shares_primal:
+                return _many(f, self.params, directions)
+            return torch.stack([_one(f, self.params, v, self.route) for v in directions], -1)
+
+    def _preflight(self, x: Inputs) -> Route:
+        f = self.network.at(x)
+        direction = draw_probe(self.params, kind="gaussian", seed=0, step=0)
+        try:
+            cotangent, pullback = _random_vjp(f, self.params)
+        except (RuntimeError, NotImplementedError) as error:
+            module = self._offending_module(x, lambda: _random_vjp(f, self.params))
+            raise UnsupportedModuleError(
+                f"the network cannot be differentiated: {module} failed in reverse mode ({_first_line(error)}). "
+                "Replace that module, or leave it out of the kernel by parameters=..."
+            ) from error
+        wanted = sum((pullback[k].double() * direction[k].double()).sum() for k in pullback)
+        size = sum((pullback[k].double() * direction[k].double()).abs().sum() for k in pullback)
+        tolerance = 1e3 * torch.finfo(cotangent.dtype).eps
+        problems: list[str] = []
+        for route in ROUTES:
+            try:
+                with switched(route):
+                    z = _one(f, self.params, direction, route)
+            except (RuntimeError, NotImplementedError) as error:
+                problems.append(f"{route.name}: {_first_line(error)}")
+                continue
+            if float((cotangent.double() * z.double()).sum() - wanted) <= tolerance * float(size) + 1e-30:
+                return route
+            problems.append(f"{route.name}: its derivative disagrees with reverse mode")
+        module = self._offending_module(x, lambda: _one(f, self.params, direction, ROUTES[-1]))
+        raise UnsupportedModuleError(
+            f"no Jacobian-vector product through {module}. Tried: " + "; ".join(problems) + ". Replace that module "
+            "(EmbeddingBag by Embedding and a mean, say) or leave its weights out by parameters=..."
+        )
+
+    def _vmap_works(self, x: Inputs) -> bool:
+        """Whether S tangents in one pass give what S passes give (not all operations can be batched)."""
+        directions = [draw_probe(self.params, kind="rademacher", seed=0, step=s) for s in range(2)]
+        f = self.network.at(x)
+        with switched(self.route):
+            alone = torch.stack([_one(f, self.params, v, self.route) for v in directions], -1)
+            try:
+                together = _many(f, self.params, directions)
+            except (RuntimeError, NotImplementedError):
+                return False
+        size = alone.abs().max()
+        return bool((together - alone).abs().max() <= 1e3 * torch.finfo(alone.dtype).eps * size)
+
+    def _offending_module(self, x: Inputs, attempt: Callable[[], object]) -> str:
+        """The innermost module that was entered and never left when `attempt` fails."""
+        stack: list[tuple[str, nn.Module]] = []
+        twin = self.network.twin
+        handles = []
+        for name, module in twin.named_modules():
+            handles.append(
+                module.register_forward_pre_hook(lambda mod, args, name=name: stack.append((name, mod)), prepend=True)
+            )
+            handles.append(module.register_forward_hook(lambda mod, args, out: stack.pop() and None))
+        try:
+            with contextlib.suppress(Exception):
+                attempt()
+        finally:
+            for handle in handles:
+                handle.remove()
+        if stack:
+            name, module = stack[-1]
+            return f"module {name!r} ({type(module).__name__})"
+        kinds = [m for m in twin.modules() if isinstance(m, nn.EmbeddingBag)]
+        return f"module of type {type((kinds or [twin])[0]).__name__}"
+
+
+def jacobian(
+    network: FrozenNetwork, params: Params, x: Inputs, *, chunk_size: int | None = None
+) -> dict[str, Float[Tensor, "B C *p"]]:
+    """J(x) exactly, by parameter: C backward passes (`chunk_size` rows at a time). For checks, not for fits."""
+    f = FrozenNetwork(network.model, dict_key_y=network.dict_key_y).at(x)
+    leaves = {k: p.detach().clone().requires_grad_() for k, p in params.items()}
+    with torch.enable_grad(), switched(ROUTES[-1]):
+        outputs = f(leaves)
+        num_inputs, num_outputs = outputs.shape
+        rows = num_inputs * num_outputs
+        eye = torch.eye(rows, dtype=outputs.dtype, device=outputs.device).view(rows, num_inputs, num_outputs)
+        step = chunk_size or rows
+        blocks: list[tuple[Tensor, ...]] = []
+        for cotangents in eye.split(step):
+            grads = [
+                torch.autograd.grad(outputs, list(leaves.values()), u, retain_graph=True, materialize_grads=True)
+                for u in cotangents
+            ]
+            blocks.append(tuple(torch.stack(g) for g in zip(*grads, strict=True)))
+    joined = [torch.cat(parts) for parts in zip(*blocks, strict=True)]
+    return {
+        k: j.view(num_inputs, num_outputs, *p.shape) for (k, p), j in zip(params.items(), joined, strict=True)
+    }
+
+
+def _one(f: Callable[[Params], Tensor], params: Params, direction: Tangent, route: Route) -> Float[Tensor, "B C"]:
+    if not route.forward_mode:
+        return _double_vjp(f, params, direction)
+    with torch.no_grad():
+        return jvp(f, (params,), (direction,))[1]
+
+
+def _many(f: Callable[[Params], Tensor], params: Params, directions: Sequence[Tangent]) -> Float[Tensor, "B C S"]:
+    stacked = {k: torch.stack([v[k] for v in directions]) for k in params}
+    with torch.no_grad():
+        return vmap(lambda v: jvp(f, (params,), (v,))[1], out_dims=-1, randomness="same")(stacked)
+
+
+def _double_vjp(f: Callable[[Params], Tensor], params: Params, direction: Tangent) -> Float[Tensor, "B C"]:
+    """J v = d/du ⟨Jᵀ u, v⟩: the map u ↦ Jᵀ u is linear."""
+    leaves = {k: p.detach().clone().requires_grad_() for k, p in params.items()}
+    with torch.enable_grad():
+        outputs = f(leaves)
+        u = torch.zeros_like(outputs, requires_grad=True)
+        pulled = torch.autograd.grad(
+            outputs, list(leaves.values()), u, create_graph=True, materialize_grads=True
+        )
+        inner = sum((g * direction[k]).sum() for k, g in zip(leaves, pulled, strict=True))
+        (product,) = torch.autograd.grad(inner, u, materialize_grads=True)  # type: ignore[arg-type]
+    return product.detach()
+
+
+def _random_vjp(f: Callable[[Params], Tensor], params: Params) -> tuple[Tensor, Tangent]:
+    leaves = {k: p.detach().clone().requires_grad_() for k, p in params.items()}
+    with torch.enable_grad(), switched(ROUTES[0]):
+        outputs = f(leaves)
+        if outputs.ndim != 2:
+            raise InputError(f"the network's output has shape {tuple(outputs.shape)}; wanted (B, C)")
+        u = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(1)).to(outputs)
+        grads = torch.autograd.grad(outputs, list(leaves.values()), u, materialize_grads=True)
+    return u, dict(zip(leaves, grads, strict=True))
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0][:200]
+
+
+# -- process-wide switches of PyTorch, counted so that concurrent fits restore them exactly once --
+
+_lock = threading.Lock()
+_users = {"attention": 0, "mkldnn": 0}
+_saved: dict[str, bool | tuple[bool, ...]] = {}
+
+
+@contextlib.contextmanager
+def switched(route: Route) -> Iterator[None]:
+    """The kernels that `route` cannot use are off inside, and as before outside."""
+    with contextlib.ExitStack() as stack:
+        if route.plain_attention:
+            stack.enter_context(_counted("attention", _attention_off, _attention_back))
+        if route.without_mkldnn:
+            stack.enter_context(_counted("mkldnn", _mkldnn_off, _mkldnn_back))
+        yield
+
+
+@contextlib.contextmanager
+def _counted(key: str, off: Callable[[], None], back: Callable[[], None]) -> Iterator[None]:
+    with _lock:
+        _users[key] += 1
+        if _users[key] == 1:
+            off()
+    try:
+        yield
+    finally:
+        with _lock:
+            _users[key] -= 1
+            if _users[key] == 0:
+                back()
+
+
+def _attention_off() -> None:
+    _saved["attention"] = (
+        torch.backends.mha.get_fastpath_enabled(),
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.backends.cuda.mem_efficient_sdp_enabled(),
+        torch.backends.cuda.cudnn_sdp_enabled(),
+        torch.backends.cuda.math_sdp_enabled(),
+    )
+    _set_attention(False, False, False, False, True)
+
+
+def _attention_back() -> None:
+    _set_attention(*_saved.pop("attention"))  # type: ignore[misc]
+
+
+def _set_attention(fastpath: bool, flash: bool, efficient: bool, cudnn: bool, plain: bool) -> None:
+    torch.backends.mha.set_fastpath_enabled(fastpath)
+    torch.backends.cuda.enable_flash_sdp(flash)
+    torch.backends.cuda.enable_mem_efficient_sdp(efficient)
+    torch.backends.cuda.enable_cudnn_sdp(cudnn)
+    torch.backends.cuda.enable_math_sdp(plain)
+
+
+def _mkldnn_off() -> None:
+    _saved["mkldnn"] = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.set_flags(False)
+
+
+def _mkldnn_back() -> None:
+    torch.backends.mkldnn.set_flags(bool(_saved.pop("mkldnn")))
