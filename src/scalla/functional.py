@@ -28,15 +28,19 @@ ParameterFilter: TypeAlias = str | Sequence[str] | Callable[[str, nn.Parameter],
 class FrozenNetwork:
     """A trained network in evaluation mode, and the weights its kernel is taken over."""
 
-    def __init__(self, model: nn.Module, *, dict_key_y: str = "labels") -> None:
+    def __init__(self, model: nn.Module, *, dict_key_y: str = "labels", tap: str | None = None) -> None:
+        """With `tap`, the name of the head, the network's output is (f(x), what the head was given)."""
         self.model = model
         self.dict_key_y = dict_key_y
         self.twin = make_twin(model)
         self._accepted = _accepted_keywords(self.twin)
+        self._pairs = list(zip(self.twin.modules(), model.modules(), strict=True))
+        if tap is not None:
+            self.twin = replace_module(self.twin, tap, Tap(self.twin.get_submodule(tap)))
 
     def sync(self) -> None:
         """Follow tensors that were replaced on the user's network (`.to()` replaces buffers)."""
-        for ours, theirs in zip(self.twin.modules(), self.model.modules(), strict=False):
+        for ours, theirs in self._pairs:
             ours._parameters.update(theirs._parameters)
             ours._buffers.update(theirs._buffers)
             if hasattr(ours, "_flat_weights_names"):  # recurrent layers keep a second list of their weights
@@ -88,6 +92,26 @@ def make_twin(model: nn.Module) -> nn.Module:
             "shares all weights and keeps your network untouched. Give a network that can be copied, for "
             "example the plain module inside a distributed or compiled wrapper"
         ) from error
+
+
+class Tap(nn.Module):
+    """A head that passes on what it was given beside its outputs: [head(h), h]."""
+
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.cat([self.head(h), h], -1 if isinstance(self.head, nn.Linear) else 1)
+
+
+def replace_module(root: nn.Module, name: str, new: nn.Module) -> nn.Module:
+    """`root` with its submodule `name` replaced; `new` itself where the name is that of the root."""
+    if not name:
+        return new
+    parent, _, leaf = name.rpartition(".")
+    setattr(root.get_submodule(parent), leaf, new)
+    return root
 
 
 def call(module: nn.Module, x: Inputs) -> Any:
