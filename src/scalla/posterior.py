@@ -1,0 +1,161 @@
+"""The Gaussian over the m feature weights: precision H/T + δI, and the evidence.
+
+Everything is in float64. H is diagonalised once, H = U diag(λ) Uᵀ; λ below the rounding of H is zero, so
+that directions without data carry the prior variance 1/δ exactly, for any δ > 0, and nothing can fail to be
+positive definite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from scalla.ggn import GGNSums
+from scalla.types import InputError, Likelihood
+
+
+class Posterior(nn.Module):
+    """N(0, (H/T + δI)⁻¹) over w ∈ R^m, in which the network's output is f(x) + g(x) w."""
+
+    ggn: Float[Tensor, "R m m"]
+    loss: Float[Tensor, " R"]
+
+    def __init__(
+        self,
+        sums: GGNSums,
+        likelihood: Likelihood,
+        *,
+        num_outputs: int,
+        prior_precision: Tensor,
+        sigma_noise: Tensor,
+        temperature: float,
+        weights_sq_norm: float,
+        num_params: int,
+    ) -> None:
+        super().__init__()
+        self.register_buffer("ggn", sums.ggn)
+        self.register_buffer("loss", sums.loss)
+        self.likelihood: Likelihood = likelihood
+        self.num_data, self.num_outputs, self.num_params = sums.num_data, num_outputs, num_params
+        self.prior_precision, self.sigma_noise, self.temperature = prior_precision, sigma_noise, temperature
+        #: ‖θ* − μ0‖² over all P weights of the kernel
+        self.weights_sq_norm = weights_sq_norm
+        self._eigen: tuple[Any, ...] | None = None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Posterior:
+        """Moves with the module, stays in float64 (`.to(dtype)` and `.half()` are for the networks)."""
+        device = fn(torch.empty(0, device=self.ggn.device)).device
+        self.ggn, self.loss = self.ggn.to(device), self.loss.to(device)
+        self._eigen = None
+        return self
+
+    # -- precision and covariance --
+
+    @property
+    def precision_of_noise(self) -> Float[Tensor, " R"]:
+        """1/σ² of each noise level; 1 for classification."""
+        return self._noise_precision(self.sigma_noise)
+
+    def _noise_precision(self, sigma_noise: Tensor) -> Tensor:
+        if self.likelihood != "regression":
+            return torch.ones_like(self.loss)
+        return sigma_noise.to(self.loss).reshape(-1).expand(len(self.loss)).square().reciprocal()
+
+    def eigen(self) -> tuple[Float[Tensor, " m"], Float[Tensor, "m m"]]:
+        """Eigenvalues and vectors of Σ_r H_r/σ_r², computed again when H or σ has changed."""
+        sigma = self.sigma_noise.detach()
+        if self._eigen is None or not torch.equal(self._eigen[0], sigma):
+            total = torch.einsum("r,rij->ij", self._noise_precision(sigma), self.ggn)
+            values, vectors = torch.linalg.eigh((total + total.mT) / 2)
+            self._eigen = (sigma.clone(), _above_rounding(values), vectors)
+        return self._eigen[1], self._eigen[2]
+
+    def factor(self) -> Float[Tensor, "m m"]:
+        """R with R Rᵀ = (H/T + δI)⁻¹; w = R ε for standard normal ε."""
+        values, vectors = self.eigen()
+        return vectors * (values / self.temperature + self.delta.to(values)).rsqrt()
+
+    @property
+    def delta(self) -> Float[Tensor, ""]:
+        return self.prior_precision.detach().double().reshape(())
+
+    @property
+    def precision(self) -> Float[Tensor, "m m"]:
+        values, vectors = self.eigen()
+        return (vectors * (values / self.temperature + self.delta.to(values))) @ vectors.mT
+
+    @property
+    def covariance(self) -> Float[Tensor, "m m"]:
+        factor = self.factor()
+        return factor @ factor.mT
+
+    # -- evidence --
+
+    def log_likelihood(self, sigma_noise: Tensor | None = None) -> Float[Tensor, ""]:
+        """log p(D | θ*), tempered as H is."""
+        if self.likelihood != "regression":
+            return -self.loss.sum() / self.temperature
+        sigma = (self.sigma_noise if sigma_noise is None else sigma_noise).to(self.loss).reshape(-1)
+        sigma = sigma.expand(len(self.loss))
+        fit = -0.5 * (self.loss / sigma.square()).sum() / self.temperature
+        return fit - self.num_data * (sigma.log() + 0.5 * math.log(2 * math.pi)).sum()
+
+    def log_det_ratio(self, prior_precision: Tensor | None = None, sigma_noise: Tensor | None = None) -> Float[Tensor, ""]:
+        """log det(I + H/(Tδ)), which is also log det P/det P0 in the P weights that the features stand for."""
+        delta = (self.prior_precision if prior_precision is None else prior_precision).to(self.ggn).reshape(())
+        if sigma_noise is None and not self.sigma_noise.requires_grad:
+            values = self.eigen()[0]
+        else:
+            sigma = self.sigma_noise if sigma_noise is None else sigma_noise
+            values = self._differentiable_eigenvalues(self._noise_precision(sigma))
+        return torch.log1p(values / (self.temperature * delta)).sum()
+
+    def _differentiable_eigenvalues(self, noise_precision: Tensor) -> Float[Tensor, " m"]:
+        if bool((noise_precision == noise_precision[0]).all()):  # one σ only scales them
+            total = self.ggn.sum(0)
+            return _above_rounding(torch.linalg.eigvalsh((total + total.mT) / 2)) * noise_precision.mean()
+        total = torch.einsum("r,rij->ij", noise_precision, self.ggn)
+        return _above_rounding(torch.linalg.eigvalsh((total + total.mT) / 2))
+
+    def scatter(self, prior_precision: Tensor | None = None) -> Float[Tensor, ""]:
+        """δ ‖θ* − μ0‖² over all P weights."""
+        delta = (self.prior_precision if prior_precision is None else prior_precision).to(self.ggn).reshape(())
+        return delta * self.weights_sq_norm
+
+    def log_marginal_likelihood(
+        self, prior_precision: Tensor | None = None, sigma_noise: Tensor | None = None
+    ) -> Float[Tensor, ""]:
+        """log p(D|θ*) − ½ [log det(I + H/δ) + δ‖θ* − μ0‖²]."""
+        complexity = self.log_det_ratio(prior_precision, sigma_noise) + self.scatter(prior_precision)
+        return self.log_likelihood(sigma_noise) - 0.5 * complexity
+
+    # -- exact addition and removal of data --
+
+    def plus(self, sums: GGNSums, sign: int) -> None:
+        """H ± the sums of other data; taking away what was never there is refused."""
+        ggn, loss = self.ggn + sign * sums.ggn, self.loss + sign * sums.loss
+        num_data = self.num_data + sign * sums.num_data
+        if sign < 0:
+            smallest = torch.linalg.eigvalsh(ggn)[:, 0]
+            size = torch.linalg.matrix_norm(self.ggn, 2)
+            if num_data < 0 or bool((smallest < -1e-8 * size).any()):
+                raise InputError(
+                    f"asked to forget {sums.num_data} inputs, but the posterior of {self.num_data} inputs does not hold "
+                    "them: taking them away leaves a negative precision. Forget only what was given to fit or update"
+                )
+            if num_data == 0:
+                ggn, loss = torch.zeros_like(ggn), torch.zeros_like(loss)
+        self.ggn, self.loss, self.num_data = ggn, loss, num_data
+        self._eigen = None
+
+
+def _above_rounding(eigenvalues: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
+    """λ with what rounding made of zero eigenvalues set to zero."""
+    largest = eigenvalues.detach().abs().amax()
+    threshold = largest * len(eigenvalues) * torch.finfo(eigenvalues.dtype).eps
+    return torch.where(eigenvalues > threshold, eigenvalues, torch.zeros_like(eigenvalues))
