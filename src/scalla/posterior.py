@@ -112,15 +112,9 @@ class Posterior(nn.Module):
             values = self.eigen()[0]
         else:
             sigma = self.sigma_noise if sigma_noise is None else sigma_noise
-            values = self._differentiable_eigenvalues(self._noise_precision(sigma))
+            total = torch.einsum("r,rij->ij", self._noise_precision(sigma), self.ggn)
+            values = _above_rounding(torch.linalg.eigvalsh((total + total.mT) / 2))
         return torch.log1p(values / (self.temperature * delta)).sum()
-
-    def _differentiable_eigenvalues(self, noise_precision: Tensor) -> Float[Tensor, " m"]:
-        if bool((noise_precision == noise_precision[0]).all()):  # one σ only scales them
-            total = self.ggn.sum(0)
-            return _above_rounding(torch.linalg.eigvalsh((total + total.mT) / 2)) * noise_precision.mean()
-        total = torch.einsum("r,rij->ij", noise_precision, self.ggn)
-        return _above_rounding(torch.linalg.eigvalsh((total + total.mT) / 2))
 
     def scatter(self, prior_precision: Tensor | None = None) -> Float[Tensor, ""]:
         """δ ‖θ* − μ0‖² over all P weights."""

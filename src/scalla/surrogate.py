@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from scalla.functional import (
     FrozenNetwork,
     call,
-    find_head,
-    first_rows,
     logits_of,
     make_twin,
     map_tensors,
@@ -43,30 +41,23 @@ class Mirror(nn.Module):
     """
 
     def __init__(
-        self, network: FrozenNetwork, x: Inputs, num_features: int, *, start: Start = "trained", seed: int = 0
+        self, network: FrozenNetwork, head: str, num_outputs: int, num_features: int, *, start: Start = "trained"
     ) -> None:
         super().__init__()
         if start not in ("trained", "random"):
             raise InputError(f"got start={start!r} for the mirror surrogate; choose 'trained' or 'random'")
-        self.num_outputs = network(first_rows(x, 2)).shape[-1]
-        self.num_features = num_features
-        head = find_head(network, x)
+        self.num_outputs, self.num_features, self.start = num_outputs, num_features, start
         # make_twin shares tensors; the second copy owns its weights.
-        self.body = copy.deepcopy(make_twin(network.model))
+        body = copy.deepcopy(make_twin(network.model))
         if network.dtype.itemsize < 4:
-            self.body.float()
-        self.body.requires_grad_(True)
-        if start == "random":
-            _reset(self.body, mix_seed(seed, 1))
-        wide = _widened(self.body.get_submodule(head), self.num_outputs * num_features)
-        self.body = replace_module(self.body, head, wide)
-        self._start_head(wide, network.prepare(first_rows(x, 64)), mix_seed(seed, 2))
+            body.float()
+        body.requires_grad_(True)
+        self.head = _widened(body.get_submodule(head), num_outputs * num_features)
+        self.body = replace_module(body, head, self.head)
         self.train()
 
     def forward(self, x: Inputs) -> Float[Tensor, "B C m"]:
-        dtype = next(p.dtype for p in self.body.parameters() if p.is_floating_point())
-        x = map_tensors(x, lambda t: t.to(dtype) if t.is_floating_point() else t)
-        flat = logits_of(call(self.body, x))
+        flat = logits_of(call(self.body, map_tensors(x, self._cast)))
         return flat.unflatten(-1, (self.num_outputs, self.num_features))
 
     def train(self, mode: bool = True) -> Mirror:
@@ -74,14 +65,16 @@ class Mirror(nn.Module):
         self.body.eval()
         return self
 
-    def _start_head(self, wide: nn.Linear, x: Inputs, seed: int) -> None:
-        """Random weights of the size that makes g(x) g(x)ᵀ one on average, as the normalised target is."""
-        generator = torch.Generator().manual_seed(seed)
+    def initialise(self, network: FrozenNetwork, x: Inputs, seed: int) -> None:
+        """A random head of the size that makes g(x) g(x)ᵀ one on average, as the normalised target is."""
+        if self.start == "random":
+            _reset(self.body, mix_seed(seed, 1))
+        generator = torch.Generator().manual_seed(mix_seed(seed, 2))
         with torch.no_grad():
-            wide.weight.copy_(torch.randn(wide.weight.shape, generator=generator))
-            if wide.bias is not None:
-                wide.bias.zero_()
-            flat = logits_of(call(self.body, map_tensors(x, lambda t: t.to(wide.weight) if t.is_floating_point() else t)))
+            self.head.weight.copy_(torch.randn(self.head.weight.shape, generator=generator))
+            if self.head.bias is not None:
+                self.head.bias.zero_()
+            flat = logits_of(call(self.body, map_tensors(network.prepare(x), self._cast)))
             if flat.ndim != 2 or flat.shape[-1] != self.num_outputs * self.num_features:
                 raise InputError(
                     f"widening the last linear layer to C·m = {self.num_outputs * self.num_features} outputs changed the "
@@ -89,36 +82,49 @@ class Mirror(nn.Module):
                     "surrogate='trunk' or a module of your own, x -> (B, C, m)"
                 )
             size = flat.square().mean().sqrt() * math.sqrt(self.num_features)
-            wide.weight.div_(size.clamp_min(1e-12))
+            self.head.weight.div_(size.clamp_min(1e-12))
+
+    def _cast(self, t: Tensor) -> Tensor:
+        return t.to(self.head.weight.dtype) if t.is_floating_point() else t
 
 
 class Trunk(nn.Module):
     """A head φ → (C, m) on the network's penultimate features: linear, plus a hidden layer's correction."""
 
     def __init__(
-        self, network: FrozenNetwork, x: Inputs, num_features: int, *, hidden: int = 256, seed: int = 0
+        self, network: FrozenNetwork, head: str, num_outputs: int, num_features: int, *, hidden: int = 256
     ) -> None:
         super().__init__()
-        self.head_name = find_head(network, x)
-        outputs = network(first_rows(x, 64))
+        self.head_name = head
+        self.num_outputs, self.num_features = num_outputs, num_features
+        layer = network.twin.get_submodule(head)
+        width = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+        assert isinstance(width, int)
+        self.register_buffer("shift", torch.zeros(width))
+        self.register_buffer("spread", torch.ones(()))
+        self.linear = nn.utils.skip_init(nn.Linear, width, num_outputs * num_features)
+        self.expand = nn.utils.skip_init(nn.Linear, width, hidden) if hidden else None
+        self.correct = nn.utils.skip_init(nn.Linear, hidden, num_outputs * num_features) if hidden else None
+        self.to(device=network.device, dtype=network.dtype if network.dtype.itemsize >= 4 else torch.float32)
+
+    def initialise(self, network: FrozenNetwork, x: Inputs, seed: int) -> None:
+        """Standardise the penultimate features by those of x; random heads of the normalised target's size."""
+        outputs = network(x)
         tapped = FrozenNetwork(network.model, dict_key_y=network.dict_key_y, tap=self.head_name)
-        self.num_outputs, self.num_features = outputs.shape[-1], num_features
-        both = tapped(first_rows(x, 64))
-        if both.ndim != 2 or not torch.allclose(both[:, : self.num_outputs], outputs, rtol=1e-3, atol=1e-4):
+        both = tapped(x)
+        if both.ndim != 2 or not torch.allclose(both[:, : self.num_outputs], outputs, rtol=1e-2, atol=1e-3):
             raise InputError(
                 "surrogate='trunk' reads the input of the network's last linear layer, but something runs after that "
                 "layer and changes its output; use surrogate='mirror' or a module of your own, x -> (B, C, m)"
             )
-        dtype = network.dtype if network.dtype.itemsize >= 4 else torch.float32
-        phi = both[:, self.num_outputs :].to(dtype)
-        self.register_buffer("shift", phi.mean(0))
-        self.register_buffer("spread", phi.std(0, correction=0).mean().clamp_min(1e-6))
+        phi = both[:, self.num_outputs :].to(self.shift)
+        self.shift.copy_(phi.mean(0))
+        self.spread.copy_(phi.std(0, correction=0).mean().clamp_min(1e-6))
         generator = torch.Generator().manual_seed(mix_seed(seed, 2))
-        width = self.num_outputs * num_features
-        self.linear = _linear(phi.shape[-1], width, 1 / math.sqrt(num_features), generator)
-        self.expand = _linear(phi.shape[-1], hidden, math.sqrt(2), generator) if hidden else None
-        self.correct = _linear(hidden, width, 0.1 / math.sqrt(num_features), generator) if hidden else None
-        self.to(device=phi.device, dtype=dtype)
+        _start(self.linear, 1 / math.sqrt(self.num_features), generator)
+        if self.expand is not None and self.correct is not None:
+            _start(self.expand, math.sqrt(2), generator)
+            _start(self.correct, 0.1 / math.sqrt(self.num_features), generator)
 
     shift: Tensor
     spread: Tensor
@@ -132,21 +138,22 @@ class Trunk(nn.Module):
 
 
 def build_surrogate(
-    kind: str, network: FrozenNetwork, x: Inputs, num_features: int, *, seed: int, options: dict[str, object]
+    kind: str, network: FrozenNetwork, head: str, num_outputs: int, num_features: int, options: dict[str, Any]
 ) -> Mirror | Trunk:
-    """`mirror` or `trunk`, for this network, of the right size."""
+    """`mirror` or `trunk`, of the right size for this network; weights are set by `initialise` or a file."""
     if kind not in ("mirror", "trunk"):
         raise InputError(f"got surrogate={kind!r}; choose 'mirror', 'trunk' or give a module x -> (B, C, m)")
     builder = Mirror if kind == "mirror" else Trunk
-    return builder(network, x, num_features, seed=seed, **options)  # type: ignore[arg-type]
+    allowed = {"mirror": {"start"}, "trunk": {"hidden"}}[kind]
+    if set(options) - allowed:
+        raise InputError(f"got surrogate_options {sorted(options)} for {kind!r}; it takes {sorted(allowed)}")
+    return builder(network, head, num_outputs, num_features, **options)
 
 
-def _linear(num_in: int, num_out: int, gain: float, generator: torch.Generator) -> nn.Linear:
-    layer = nn.utils.skip_init(nn.Linear, num_in, num_out)
+def _start(layer: nn.Linear, gain: float, generator: torch.Generator) -> None:
     with torch.no_grad():
-        layer.weight.copy_(torch.randn(num_out, num_in, generator=generator) * (gain / math.sqrt(num_in)))
+        layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator) * (gain / math.sqrt(layer.in_features)))
         layer.bias.zero_()
-    return layer
 
 
 def _widened(head: nn.Module, width: int) -> nn.Linear:
