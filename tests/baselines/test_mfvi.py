@@ -1,4 +1,4 @@
-"""MFVI: its KL in closed form, the mean-field posterior of a linear model, and the conventions of a method."""
+"""MFVI: its KL in closed form, the mean-field posterior of a linear model, the conventions."""
 
 import copy
 

@@ -34,8 +34,8 @@ class MFVI:
     the batch size (published: 100).
 
     Dropout is off and BatchNorm stays on its running statistics, in training as in prediction.
-    `predict` averages the softmax over `n_samples` draws of *all* weights, each shared by all inputs, so that a
-    prediction does not depend on the batch it is in. (The published evaluation draws weights anew for every
+    `predict` averages the softmax over `n_samples` draws of *all* weights, each shared by all inputs, so that
+    a prediction does not depend on the batch it is in. (The published evaluation draws weights anew for every
     input; at one input the two have the same distribution.)
     """
 
