@@ -23,7 +23,7 @@ from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from scalla.data.download import SOURCES, RemoteFile, download, file_digest
+from scalla.data.download import SOURCES, RemoteFile, download_file, file_digest
 from scalla.data.idx import read_idx
 from scalla.types import FileFormatError, InputError
 
@@ -103,8 +103,8 @@ def load(
     raise InputError(
         f"the {split} split of {name} was not found:\n  - "
         + "\n  - ".join(tried)
-        + f"\nTo provide it, put {images} and {labels} (with or without .gz) into <folder>/{name}/raw/ and set the "
-        "environment variable SCALLA_DATA=<folder>, or pass root=<folder>."
+        + f"\nTo provide it, put {images} and {labels} (with or without .gz) into <folder>/{name}/raw/ and "
+        "set the environment variable SCALLA_DATA=<folder>, or pass root=<folder>."
     )
 
 
@@ -159,7 +159,7 @@ def _what_is_missing(name: str, split: str, place: str, folder: Path) -> str:
 def _download_pair(name: str, split: str, folder: Path, progress_bar: bool) -> tuple[Path, Path]:
     paths = [
         _find(folder, file.name)
-        or download(
+        or download_file(
             f"{SOURCES[name].url}/{file.name}", folder / file.name, file.md5, progress_bar=progress_bar
         )
         for file in _files(name, split)

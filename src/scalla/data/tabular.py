@@ -39,7 +39,7 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class RegressionTable:
-    """A table split in three. Mean and deviation are those of `train` alone: y = y_mean + y_std · standardised."""
+    """A table split in three. The moments are those of `train` alone: y = y_mean + y_std · standardised."""
 
     name: str
     feature_names: tuple[str, ...]
@@ -72,8 +72,8 @@ def regression_table(
     num_test, num_val = round(test_share * len(x)), round(val_share * len(x))
     if min(test_share, val_share) < 0 or len(x) - num_test - num_val < 2:
         raise InputError(
-            f"got val_share={val_share} and test_share={test_share}, which leave {len(x) - num_test - num_val} of "
-            f"{len(x)} rows to train on; wanted shares ≥ 0 that leave at least 2"
+            f"got val_share={val_share} and test_share={test_share}, which leave "
+            f"{len(x) - num_test - num_val} of {len(x)} rows to train on; wanted shares ≥ 0 that leave at least 2"
         )
     order = frozen_rng(seed).permutation(len(x))
     test, val, train = np.split(order, [num_test, num_test + num_val])
@@ -135,8 +135,8 @@ def toy_1d(
     x = np.sort(side * rng.uniform(1, 3, num))[:, None]
     y = _curve(x) + noise_std * rng.standard_normal((num, 1))
     grid = np.linspace(-5, 5, 301)[:, None]
-    tensors = [torch.from_numpy(a).to(dtype) for a in (x, y, grid, _curve(grid))]
-    return Toy1D(*tensors, noise_std=noise_std, gap=(-1.0, 1.0))
+    points = [torch.from_numpy(a).to(dtype) for a in (x, y, grid, _curve(grid))]
+    return Toy1D(points[0], points[1], points[2], points[3], noise_std, (-1.0, 1.0))
 
 
 def _curve(x: np.ndarray) -> np.ndarray:
