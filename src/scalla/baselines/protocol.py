@@ -33,14 +33,29 @@ class Method(Protocol):
         ...
 
 
+@runtime_checkable
+class Detector(Protocol):
+    """An out-of-distribution score that is no predictive distribution: built as `Detector(model, *, ...)`."""
+
+    def fit(
+        self, train_loader: Loader, *, context: Loader | None = None, progress_bar: bool = False
+    ) -> Detector:
+        """Fit on batches (x, y) and return self."""
+        ...
+
+    def score(self, x: Inputs) -> Float[Tensor, " B"]:
+        """One number for each input, in float64; larger = more out of distribution."""
+        ...
+
+
 def split_batch(batch: Any) -> tuple[Any, Tensor]:
-    """Inputs and targets of a batch: a pair (x, y), or a mapping with its targets under "labels"."""
+    """Inputs and targets of a batch: (x, y, …), or a mapping with its targets under "labels"."""
     if isinstance(batch, Mapping):
         if "labels" not in batch:
             raise InputError(f'got a batch with keys {list(batch)}; its targets must stand under "labels"')
         return {key: value for key, value in batch.items() if key != "labels"}, batch["labels"]
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise InputError(f"got a batch of type {type(batch).__name__}; wanted a pair (x, y) or a mapping")
+    if not isinstance(batch, tuple | list) or len(batch) < 2:
+        raise InputError(f"got a batch of type {type(batch).__name__}; wanted (x, y) or a mapping")
     return batch[0], batch[1]
 
 

@@ -1,0 +1,119 @@
+"""ELLA (Deng et al. 2022): LLA on Nyström features of the neural tangent kernel, by laplace-torch."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import torch
+from torch import nn
+
+from scalla.baselines.laplace_torch import (
+    MAX_JACOBIAN_ELEMENTS,
+    as_dataloader,
+    import_laplace,
+    own_copy,
+    per_example_backend,
+    quiet,
+    tensor_inputs,
+)
+from scalla.baselines.protocol import function_noise, split_batch
+from scalla.predictive import Prediction
+from scalla.types import InputError, Inputs, Likelihood, Loader, NotFittedError
+
+
+@final
+class ELLA:
+    """f(x) ~ N(f_θ*(x), ψ(x) (Σ_n ψ(x_n)ᵀ Λ_n ψ(x_n) + δI)⁻¹ ψ(x)ᵀ), with K features ψ(x) = J(x) V.
+
+    M training points, one random class each, give M rows J of the Jacobian; with the K largest eigenpairs
+    of their Gram matrix, J Jᵀ = U Λ Uᵀ, the directions are V = Jᵀ U_K Λ_K^{-1/2} ∈ R^{P×K}.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood = "classification",
+        *,
+        num_points: int = 1024,
+        num_features: int = 50,
+        balanced: bool = False,
+        prior_precision: float = 1.0,
+        sigma_noise: float = 1.0,
+        temperature: float = 1.0,
+        max_jacobian_elements: int = MAX_JACOBIAN_ELEMENTS,
+        seed: int = 0,
+    ) -> None:
+        if not 0 < num_features <= num_points:
+            raise InputError(
+                f"got num_features={num_features} of num_points={num_points}; "
+                "wanted 1 ≤ num_features ≤ num_points"
+            )
+        self.model = model
+        self.likelihood: Likelihood = likelihood
+        self.num_points = num_points
+        self.num_features = num_features
+        self.balanced = balanced
+        self.prior_precision = prior_precision
+        self.sigma_noise = sigma_noise
+        self.temperature = temperature
+        self.max_jacobian_elements = max_jacobian_elements
+        self.seed = seed
+        self._laplace: Any = None
+
+    def fit(self, train_loader: Loader, *, context: Loader | None = None, progress_bar: bool = False) -> ELLA:
+        """The directions from M points, then one pass over the training data with K JVPs an input."""
+        laplace = import_laplace()
+        network = own_copy(self.model)
+        loader = as_dataloader(train_loader)
+        if len(loader.dataset) < self.num_points:  # type: ignore[arg-type]
+            raise InputError(
+                f"got {len(loader.dataset)} training points and num_points={self.num_points}; "  # type: ignore[arg-type]
+                "set num_points to at most the number of training points"
+            )
+        with torch.no_grad():
+            outputs = network(tensor_inputs(split_batch(next(iter(loader)))[0][:2], network))
+        per_input = outputs.shape[-1] * sum(p.numel() for p in network.parameters())
+        loader = as_dataloader(loader, batch_size=max(1, self.max_jacobian_elements // per_input))
+        posterior = laplace.ELLA(
+            network,
+            self.likelihood,
+            subsample_size=self.num_points,
+            n_eigenvalues=self.num_features,
+            sigma_noise=self.sigma_noise,
+            prior_precision=self.prior_precision,
+            temperature=self.temperature,
+            backend=per_example_backend(),
+            seed=self.seed,
+        )
+        with quiet():
+            posterior.fit(loader, balanced=self.balanced, progress_bar=progress_bar)
+        self._laplace = posterior
+        return self
+
+    def predict(
+        self, x: Inputs, *, n_samples: int = 100, generator: torch.Generator | None = None
+    ) -> Prediction:
+        """The covariance factor is ψ(x) C⁻ᵀ, with C Cᵀ the posterior precision of the K weights."""
+        if self._laplace is None:
+            raise NotFittedError("ELLA has no posterior yet; call fit(train_loader) first")
+        posterior = self._laplace
+        inputs = tensor_inputs(x, posterior.model)
+        means, factors = [], []
+        with torch.no_grad(), quiet():
+            for rows in inputs.split(256):
+                features, mean = posterior._features(rows)
+                # A = ψ C⁻ᵀ from the right: A Cᵀ = ψ.
+                factor = torch.linalg.solve_triangular(
+                    posterior.chol_precision.mT, features, upper=True, left=False
+                )
+                means.append(mean)
+                factors.append(factor)
+        mean, factor = torch.cat(means), torch.cat(factors)
+        return Prediction(
+            mean,
+            factor,
+            self.likelihood,
+            link="mc",
+            noise=function_noise(factor.shape[-1], n_samples, seed=self.seed, generator=generator, like=mean),
+            noise_var=mean.new_tensor([self.sigma_noise**2]) if self.likelihood == "regression" else None,
+        )
