@@ -79,6 +79,6 @@ def test_errors() -> None:
             metric(torch.tensor([float("inf"), 0.0]), VAR, Y)
         with pytest.raises(InputError, match="which is empty"):
             metric([], [], [])
-    for level in (0.0, 1.0, 95):
+    for level in (0.0, 1.0, 95.0):
         with pytest.raises(InputError, match="wanted a share strictly between 0 and 1"):
             metrics.interval_coverage(MEAN, VAR, Y, level)

@@ -73,7 +73,8 @@ def regression_table(
     if min(test_share, val_share) < 0 or len(x) - num_test - num_val < 2:
         raise InputError(
             f"got val_share={val_share} and test_share={test_share}, which leave "
-            f"{len(x) - num_test - num_val} of {len(x)} rows to train on; wanted shares ≥ 0 that leave at least 2"
+            f"{len(x) - num_test - num_val} of {len(x)} rows to train on; "
+            "wanted shares ≥ 0 that leave at least 2"
         )
     order = frozen_rng(seed).permutation(len(x))
     test, val, train = np.split(order, [num_test, num_test + num_val])
