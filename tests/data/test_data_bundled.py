@@ -107,7 +107,7 @@ def test_tables_hold_the_rows_of_scikit_learn() -> None:
 
 
 def test_a_column_as_the_target() -> None:
-    table = regression_table("iris_petal_width", dtype=torch.float64, val_share=0, test_share=0)
+    table = regression_table("iris_petal_width", dtype=torch.float64, val_share=0.0, test_share=0.0)
     assert len(table.val) == len(table.test) == 0
     assert "petal width (cm)" not in table.feature_names
     y = (table.train.y * table.y_std + table.y_mean)[:, 0]

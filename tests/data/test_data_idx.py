@@ -53,7 +53,7 @@ def test_values_are_writable_and_found_without_a_shape(tmp_path: Path) -> None:
     assert read_idx(tmp_path / "a", shape=(None, 4, 3)).shape == (5, 4, 3)
 
 
-WHOLE = gzip.compress(idx_bytes(IMAGES))
+WHOLE = gzip.compress(idx_bytes(IMAGES), mtime=0)
 DAMAGED = [
     (b"", "got a file of 0 bytes, wanted an IDX header"),
     (b"\x00\x00\x08", "got a file of 3 bytes"),
@@ -76,7 +76,7 @@ DAMAGED = [
 ]
 
 
-@pytest.mark.parametrize(("content", "message"), DAMAGED)
+@pytest.mark.parametrize(("content", "message"), DAMAGED, ids=range(len(DAMAGED)))
 def test_damaged_files(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(content)
@@ -88,7 +88,7 @@ def test_damaged_files(tmp_path: Path, content: bytes, message: str) -> None:
 @pytest.mark.parametrize("dims", [(5, 3, 4), (5, 12), (60,), (4, 4, 3)])
 def test_other_dimensions_than_expected(tmp_path: Path, dims: tuple[int, ...]) -> None:
     (tmp_path / "a").write_bytes(idx_bytes(IMAGES.reshape(-1)[: int(np.prod(dims))].reshape(dims)))
-    with pytest.raises(FileFormatError, match="got dimensions .*, wanted 5 x 4 x 3"):
+    with pytest.raises(FileFormatError, match=r"got dimensions .*, wanted 5 x 4 x 3"):
         read_idx(tmp_path / "a", shape=(5, 4, 3))
 
 

@@ -31,7 +31,7 @@ def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def make(
     folder: Path, split: str = "train", *, seed: int = 0, packed: bool = True, **change: int
 ) -> np.ndarray:
-    """Write the two files of a split; `change` alters the number of images or labels, or the largest label."""
+    """Write the two files of a split; `change`: other numbers of images, labels, classes, another type."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     pixels = rng.integers(0, 256, (change.get("images", NUM[split]), 28, 28), dtype=np.uint8)
@@ -117,7 +117,7 @@ def test_a_missing_split_is_called_missing(tmp_path: Path, monkeypatch: pytest.M
 def test_half_a_pair_is_not_used(tmp_path: Path) -> None:
     make(tmp_path / "MNIST" / "raw")
     (tmp_path / "MNIST" / "raw" / "train-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(InputError, match="root: .*raw has no train-labels-idx1-ubyte.gz\n"):
+    with pytest.raises(InputError, match=r"root: .*raw has no train-labels-idx1-ubyte.gz\n"):
         load("MNIST", "train", tmp_path)
 
 
@@ -129,7 +129,7 @@ def test_names_and_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(InputError, match=r"got root='.*nowhere', which is not a folder; .* MNIST/raw/"):
         load("MNIST", root=tmp_path / "nowhere")
     monkeypatch.setenv("SCALLA_DATA", str(tmp_path / "nowhere"))
-    with pytest.raises(InputError, match="got SCALLA_DATA='.*nowhere', which is not a folder"):
+    with pytest.raises(InputError, match=r"got SCALLA_DATA='.*nowhere', which is not a folder"):
         load("MNIST")
 
 

@@ -13,8 +13,8 @@ import gzip
 import math
 import struct
 import zlib
+from io import BufferedIOBase
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -54,7 +54,7 @@ def read_idx(
 
 
 def _read(
-    stream: BinaryIO | gzip.GzipFile,
+    stream: BufferedIOBase,
     path: Path,
     shape: tuple[int | None, ...] | None,
     max_bytes: int,
@@ -101,7 +101,7 @@ def _read(
     return values.view(dtype).astype(dtype.newbyteorder("="), copy=False).reshape(dims)
 
 
-def _read_header(stream: BinaryIO | gzip.GzipFile, path: Path) -> tuple[np.dtype, tuple[int, ...], int]:
+def _read_header(stream: BufferedIOBase, path: Path) -> tuple[np.dtype, tuple[int, ...], int]:
     magic = stream.read(4)
     if len(magic) < 4:
         raise FileFormatError(
