@@ -1,4 +1,4 @@
-"""Controls, so that nobody fools themselves: what a score must beat before it says anything of the posterior."""
+"""Controls, so that nobody fools themselves: what a score must beat before it says anything."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from scalla.types import InputError, Inputs, Loader, NotFittedError
 class ContextClassifier:
     """log p(context | x) / p(train | x) of a small classifier of context against training inputs.
 
-    It has seen what the biased posterior has seen (inputs of both kinds) and nothing of the network. A CNN for
-    inputs (B, channels, height, width), an MLP for others; trained on as many of either kind a batch, with
-    Adam, until the loss on a held-out tenth has not improved for `patience` epochs; the best epoch is kept.
+    It sees what the biased posterior sees (inputs of both kinds) and nothing of the network. A CNN for inputs
+    (B, channels, height, width), an MLP for others; trained on as many of either kind a batch, with Adam,
+    until the loss on a held-out tenth has not improved for `patience` epochs; the best epoch is kept.
     """
 
     def __init__(
@@ -53,8 +53,11 @@ class ContextClassifier:
             raise InputError("ContextClassifier tells context from training inputs; give context=...")
         generator = torch.Generator().manual_seed(self.seed)
         sources = context_loaders(context, context_batch_size=self.batch_size)
-        kinds = [_all_inputs(train_loader, "train_loader")]
-        kinds += [torch.cat([_all_inputs(source, "context").to(kinds[0]) for source in sources])]
+        with torch.random.fork_rng(devices=[]):
+            # Loaders that shuffle draw from the global state: the split must be a function of the seed.
+            torch.manual_seed(self.seed)
+            kinds = [_all_inputs(train_loader, "train_loader")]
+            kinds += [torch.cat([_all_inputs(source, "context").to(kinds[0]) for source in sources])]
         if min(len(x) for x in kinds) < 2 or kinds[0].shape[1:] != kinds[1].shape[1:]:
             raise InputError(
                 f"got training inputs {tuple(kinds[0].shape)} and context inputs {tuple(kinds[1].shape)}; "

@@ -90,7 +90,10 @@ class VaLLA:
         """Train z, L and δ by Adam; the training inputs are held in memory (k-means needs them all)."""
         self._network = FrozenNetwork(own_copy(self.model))
         self._params: Params = {k: p.detach() for k, p in self._network.twin.named_parameters()}
-        batches = [split_batch(batch) for batch in train_loader]
+        with torch.random.fork_rng(devices=[]):
+            # A loader that shuffles draws from the global state: the order must be a function of the seed.
+            torch.manual_seed(self.seed)
+            batches = [split_batch(batch) for batch in train_loader]
         if not batches:
             raise InputError("train_loader is empty; wanted at least one batch")
         x = torch.cat([tensor_inputs(inputs, self._network.twin) for inputs, _ in batches])
