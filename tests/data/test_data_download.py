@@ -137,6 +137,14 @@ def test_wrong_md5(server: Server, tmp_path: Path) -> None:
     assert len(server.asked) == 1
 
 
+def test_remains_of_another_file_and_no_attempt_left(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "file.gz.part").write_bytes(bytes(1000))
+    with pytest.raises(FileFormatError, match="it was deleted"):
+        fetch(server, tmp_path, attempts=1)
+    assert fetch(server, tmp_path).read_bytes() == CONTENT
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 def test_no_more_than_the_bound_is_written(server: Server, tmp_path: Path, chunked: bool) -> None:
     server.chunked = chunked  # no Content-Length: the bytes themselves are counted

@@ -67,6 +67,13 @@ def test_two_processes_agree_on_the_value_of_the_whole(tmp_path: Path) -> None:
         assert values == pytest.approx([expected for _, _, expected in CASES], rel=1e-6)
 
 
+def test_an_empty_batch_changes_nothing() -> None:
+    metric = OODAUROC()
+    metric.update(SCORES, IS_OUT)
+    metric.update(torch.zeros(0), torch.zeros(0))
+    assert float(metric.compute()) == pytest.approx(CASES[0][2], rel=1e-6)
+
+
 def test_level_of_the_interval() -> None:
     metric = IntervalCoverage(level=0.5)
     metric.update(MEAN, VAR, Y)

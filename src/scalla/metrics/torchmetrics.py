@@ -7,6 +7,7 @@ batches may hold one kind only, call `update` rather than the metric itself, whi
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -102,8 +103,9 @@ class _MeanMetric(Metric):
         self.add_state("total", default=torch.tensor(0.0), dist_reduce_fx="sum")
         self.add_state("count", default=torch.tensor(0), dist_reduce_fx="sum")
 
+    @abstractmethod
     def _batch_mean(self, mean: Array, var: Array, y: Array) -> float:
-        raise NotImplementedError
+        """The mean over one batch."""
 
     def update(self, mean: Tensor, var: Tensor, y: Tensor) -> None:
         """Predicted mean and variance (with observation noise) and the value observed, all of one shape."""
