@@ -300,7 +300,7 @@ def test_errors_name_the_remedy():
     with pytest.raises(NotFittedError, match=r"call fit\(train_loader\)"):
         SNGP(nn.Linear(3, 2)).predict(x)
     with pytest.raises(InputError, match="norm_bound=0"):
-        SNGP(nn.Linear(3, 2), norm_bound=0)
+        SNGP(nn.Linear(3, 2), norm_bound=0.0)
     with pytest.raises(UnsupportedModuleError, match="leave log_softmax to the loss"):
         SNGP(nn.Sequential(nn.Linear(3, 2), nn.LogSoftmax(1))).fit([(x, y)])
     with pytest.raises(UnsupportedModuleError, match="0 is a Conv1d"):
