@@ -94,7 +94,12 @@ class EndlessBatches:
     def _generators(self) -> list[torch.Generator]:
         """Generators that the user gave to the loader or its samplers."""
         batch_sampler = getattr(self.loader, "batch_sampler", None)
-        owners = [self.loader, getattr(self.loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+        owners = [
+            self.loader,
+            getattr(self.loader, "sampler", None),
+            batch_sampler,
+            getattr(batch_sampler, "sampler", None),
+        ]
         found = [g for o in owners if isinstance(g := getattr(o, "generator", None), torch.Generator)]
         return list({id(g): g for g in found}.values())
 

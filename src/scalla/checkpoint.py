@@ -59,7 +59,15 @@ def read_file(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor
             if "scalla" not in header or "sha256" not in header:
                 raise FileFormatError(f"{path} is a safetensors file, but not one that scalla wrote")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError, RuntimeError, KeyError, MemoryError, OverflowError) as error:
+    except (
+        SafetensorError,
+        OSError,
+        ValueError,
+        RuntimeError,
+        KeyError,
+        MemoryError,
+        OverflowError,
+    ) as error:
         if isinstance(error, FileFormatError):
             raise
         raise FileFormatError(f"{path} is damaged, cut short or not a safetensors file: {error}") from error

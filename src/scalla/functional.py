@@ -67,9 +67,13 @@ class FrozenNetwork:
         return t.to(device=self.device, dtype=dtype, non_blocking=True)
 
     def __call__(self, x: Inputs) -> Float[Tensor, "B C"]:
-        """f(x), without gradients."""
+        """f(x), without gradients; with a tap [f(x), h(x)]."""
         with torch.no_grad():
-            return logits_of(call(self.twin, self.prepare(x)))
+            return self.raw(self.prepare(x))
+
+    def raw(self, x: Inputs) -> Float[Tensor, "B C"]:
+        """f(x) of inputs that are prepared, with gradients where they are on."""
+        return logits_of(call(self.twin, x))
 
     def at(self, x: Inputs) -> Callable[[Params], Float[Tensor, "B C"]]:
         """params → f(params, x); weights that are not in `params` keep their value."""

@@ -72,7 +72,11 @@ def check_inputs(x: Inputs, where: str) -> None:
     parts = [x] if isinstance(x, Tensor) else list(x.values() if hasattr(x, "values") else x)  # type: ignore[arg-type]
     for part in parts:
         if isinstance(part, Tensor) and part.is_floating_point() and not bool(torch.isfinite(part).all()):
-            bad = int((~torch.isfinite(part)).flatten(1).any(1).sum()) if part.ndim > 1 else int((~torch.isfinite(part)).sum())
+            bad = (
+                int((~torch.isfinite(part)).flatten(1).any(1).sum())
+                if part.ndim > 1
+                else int((~torch.isfinite(part)).sum())
+            )
             raise InputError(
                 f"got NaN or infinite values in the inputs of {where} ({bad} of {len(part)} inputs); remove or impute "
                 "them"

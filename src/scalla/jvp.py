@@ -150,9 +150,7 @@ def jacobian(
             ]
             blocks.append(tuple(torch.stack(g) for g in zip(*grads, strict=True)))
     joined = [torch.cat(parts) for parts in zip(*blocks, strict=True)]
-    return {
-        k: j.view(num_inputs, num_outputs, *p.shape) for (k, p), j in zip(params.items(), joined, strict=True)
-    }
+    return {k: j.view(num_inputs, num_outputs, *p.shape) for (k, p), j in zip(params.items(), joined, strict=True)}
 
 
 def _one(f: Callable[[Params], Tensor], params: Params, direction: Tangent, route: Route) -> Float[Tensor, "B C"]:
@@ -174,9 +172,7 @@ def _double_vjp(f: Callable[[Params], Tensor], params: Params, direction: Tangen
     with torch.enable_grad():
         outputs = f(leaves)
         u = torch.zeros_like(outputs, requires_grad=True)
-        pulled = torch.autograd.grad(
-            outputs, list(leaves.values()), u, create_graph=True, materialize_grads=True
-        )
+        pulled = torch.autograd.grad(outputs, list(leaves.values()), u, create_graph=True, materialize_grads=True)
         inner = sum((g * direction[k]).sum() for k, g in zip(leaves, pulled, strict=True))
         (product,) = torch.autograd.grad(inner, u, materialize_grads=True)  # type: ignore[arg-type]
     return product.detach()

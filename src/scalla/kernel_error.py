@@ -27,7 +27,12 @@ class KernelError:
 
 
 def exact_kernel(
-    network: FrozenNetwork, params: Params, x: Inputs, *, max_jacobian_bytes: float = 4e9, chunk_size: int = 32
+    network: FrozenNetwork,
+    params: Params,
+    x: Inputs,
+    *,
+    max_jacobian_bytes: float = 4e9,
+    chunk_size: int = 32,
 ) -> Float[Tensor, "BC BC"]:
     """K = J Jᵀ in float64, Jacobians in chunks of inputs; chunks are recomputed where all do not fit."""
     size = batch_size(x)
@@ -55,9 +60,7 @@ def exact_kernel(
     return kernel
 
 
-def without_cross_groups(
-    kernel: Float[Tensor, "BC BC"], group_sizes: Sequence[int]
-) -> Float[Tensor, "BC BC"]:
+def without_cross_groups(kernel: Float[Tensor, "BC BC"], group_sizes: Sequence[int]) -> Float[Tensor, "BC BC"]:
     """The biased target: K with the blocks between groups zeroed; `group_sizes` in rows (inputs times C)."""
     groups = torch.repeat_interleave(torch.arange(len(group_sizes)), torch.tensor(list(group_sizes))).to(kernel.device)
     return kernel * (groups[:, None] == groups[None, :])
@@ -88,9 +91,7 @@ class KernelScore:
         """√ of the estimate; an estimate below zero, which noise may give, counts as zero."""
         flat = [g.double().flatten(0, 1) for g in features]
         own = sum(g.mT @ g for g in flat).square().sum()  # type: ignore[union-attr]
-        cross = sum(
-            (g.mT @ z).square().sum() / z.shape[-1] for g, z in zip(flat, self.targets, strict=True)
-        )
+        cross = sum((g.mT @ z).square().sum() / z.shape[-1] for g, z in zip(flat, self.targets, strict=True))
         return float(((own - 2 * cross + self.norm_sq) / self.norm_sq).clamp_min(0).sqrt())
 
 

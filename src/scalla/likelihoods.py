@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from scalla.types import InputError, Likelihood
 
 
-def check_labels(likelihood: Likelihood, outputs: Float[Tensor, "B C"], y: object) -> Num[Tensor, "B *C"]:
+def check_labels(likelihood: Likelihood, outputs: Float[Tensor, "B C"], y: object) -> Num[Tensor, B * C]:
     """Labels in the shape and type that the likelihood wants, on the outputs' device."""
     num_inputs, num_outputs = outputs.shape
     if not isinstance(y, Tensor):
@@ -24,7 +24,7 @@ def check_labels(likelihood: Likelihood, outputs: Float[Tensor, "B C"], y: objec
     return _check_classes(y, num_inputs, num_outputs)
 
 
-def _check_targets(y: Shaped[Tensor, "..."], num_inputs: int, num_outputs: int) -> Tensor:
+def _check_targets(y: Shaped[Tensor, ...], num_inputs: int, num_outputs: int) -> Tensor:
     if num_outputs == 1 and y.shape == (num_inputs,):
         y = y[:, None]
     if y.shape != (num_inputs, num_outputs):
@@ -39,7 +39,7 @@ def _check_targets(y: Shaped[Tensor, "..."], num_inputs: int, num_outputs: int) 
     return y
 
 
-def _check_classes(y: Shaped[Tensor, "..."], num_inputs: int, num_outputs: int) -> Tensor:
+def _check_classes(y: Shaped[Tensor, ...], num_inputs: int, num_outputs: int) -> Tensor:
     num_classes = max(num_outputs, 2)
     if y.shape == (num_inputs, 1):
         y = y[:, 0]
@@ -63,7 +63,7 @@ def _check_classes(y: Shaped[Tensor, "..."], num_inputs: int, num_outputs: int) 
     return y
 
 
-def loss_sums(likelihood: Likelihood, outputs: Float[Tensor, "B C"], y: Num[Tensor, "B *C"]) -> Float[Tensor, " R"]:
+def loss_sums(likelihood: Likelihood, outputs: Float[Tensor, "B C"], y: Num[Tensor, B * C]) -> Float[Tensor, " R"]:
     """Classification: Σ −log p(y|f), one number. Regression: Σ (y − f)² of each output."""
     outputs = outputs.double()
     if likelihood == "regression":

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -45,54 +44,60 @@ class Posterior(nn.Module):
         self.prior_precision, self.sigma_noise, self.temperature = prior_precision, sigma_noise, temperature
         #: ‖θ* − μ0‖² over all P weights of the kernel
         self.weights_sq_norm = weights_sq_norm
-        self._eigen: tuple[Any, ...] | None = None
+        self._diagonalise()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Posterior:
         """Moves with the module, stays in float64 (`.to(dtype)` and `.half()` are for the networks)."""
         device = fn(torch.empty(0, device=self.ggn.device)).device
         self.ggn, self.loss = self.ggn.to(device), self.loss.to(device)
-        self._eigen = None
+        self._diagonalise()
         return self
 
     # -- precision and covariance --
 
-    @property
-    def precision_of_noise(self) -> Float[Tensor, " R"]:
-        """1/σ² of each noise level; 1 for classification."""
-        return self._noise_precision(self.sigma_noise)
+    def configure(
+        self,
+        *,
+        prior_precision: Tensor | None = None,
+        sigma_noise: Tensor | None = None,
+        temperature: float | None = None,
+    ) -> None:
+        """Set δ, σ or T; what follows from them is computed here, so that predictions only read."""
+        self.prior_precision = self.prior_precision if prior_precision is None else prior_precision
+        self.temperature = self.temperature if temperature is None else temperature
+        if sigma_noise is not None:
+            self.sigma_noise = sigma_noise
+            self._diagonalise()
+        self._scale()
 
-    def _noise_precision(self, sigma_noise: Tensor) -> Tensor:
+    def _diagonalise(self) -> None:
+        total = torch.einsum("r,rij->ij", self._noise_precision(self.sigma_noise.detach()), self.ggn)
+        values, self.eigenvectors = torch.linalg.eigh((total + total.mT) / 2)
+        #: eigenvalues of Σ_r H_r/σ_r²
+        self.eigenvalues = _above_rounding(values)
+        self._scale()
+
+    def _scale(self) -> None:
+        #: R with R Rᵀ = (H/T + δI)⁻¹; w = R ε for standard normal ε
+        self.factor = self.eigenvectors * (self.eigenvalues / self.temperature + self.delta).rsqrt()
+
+    def _noise_precision(self, sigma_noise: Tensor) -> Float[Tensor, " R"]:
+        """1/σ² of each noise level; 1 for classification."""
         if self.likelihood != "regression":
             return torch.ones_like(self.loss)
         return sigma_noise.to(self.loss).reshape(-1).expand(len(self.loss)).square().reciprocal()
 
-    def eigen(self) -> tuple[Float[Tensor, " m"], Float[Tensor, "m m"]]:
-        """Eigenvalues and vectors of Σ_r H_r/σ_r², computed again when H or σ has changed."""
-        sigma = self.sigma_noise.detach()
-        if self._eigen is None or not torch.equal(self._eigen[0], sigma):
-            total = torch.einsum("r,rij->ij", self._noise_precision(sigma), self.ggn)
-            values, vectors = torch.linalg.eigh((total + total.mT) / 2)
-            self._eigen = (sigma.clone(), _above_rounding(values), vectors)
-        return self._eigen[1], self._eigen[2]
-
-    def factor(self) -> Float[Tensor, "m m"]:
-        """R with R Rᵀ = (H/T + δI)⁻¹; w = R ε for standard normal ε."""
-        values, vectors = self.eigen()
-        return vectors * (values / self.temperature + self.delta.to(values)).rsqrt()
-
     @property
     def delta(self) -> Float[Tensor, ""]:
-        return self.prior_precision.detach().double().reshape(())
+        return self.prior_precision.detach().to(self.eigenvalues).reshape(())
 
     @property
     def precision(self) -> Float[Tensor, "m m"]:
-        values, vectors = self.eigen()
-        return (vectors * (values / self.temperature + self.delta.to(values))) @ vectors.mT
+        return (self.eigenvectors * (self.eigenvalues / self.temperature + self.delta)) @ self.eigenvectors.mT
 
     @property
     def covariance(self) -> Float[Tensor, "m m"]:
-        factor = self.factor()
-        return factor @ factor.mT
+        return self.factor @ self.factor.mT
 
     # -- evidence --
 
@@ -105,14 +110,15 @@ class Posterior(nn.Module):
         fit = -0.5 * (self.loss / sigma.square()).sum() / self.temperature
         return fit - self.num_data * (sigma.log() + 0.5 * math.log(2 * math.pi)).sum()
 
-    def log_det_ratio(self, prior_precision: Tensor | None = None, sigma_noise: Tensor | None = None) -> Float[Tensor, ""]:
+    def log_det_ratio(
+        self, prior_precision: Tensor | None = None, sigma_noise: Tensor | None = None
+    ) -> Float[Tensor, ""]:
         """log det(I + H/(Tδ)), which is also log det P/det P0 in the P weights that the features stand for."""
         delta = (self.prior_precision if prior_precision is None else prior_precision).to(self.ggn).reshape(())
-        if sigma_noise is None and not self.sigma_noise.requires_grad:
-            values = self.eigen()[0]
+        if sigma_noise is None:
+            values = self.eigenvalues
         else:
-            sigma = self.sigma_noise if sigma_noise is None else sigma_noise
-            total = torch.einsum("r,rij->ij", self._noise_precision(sigma), self.ggn)
+            total = torch.einsum("r,rij->ij", self._noise_precision(sigma_noise), self.ggn)
             values = _above_rounding(torch.linalg.eigvalsh((total + total.mT) / 2))
         return torch.log1p(values / (self.temperature * delta)).sum()
 
@@ -145,7 +151,7 @@ class Posterior(nn.Module):
             if num_data == 0:
                 ggn, loss = torch.zeros_like(ggn), torch.zeros_like(loss)
         self.ggn, self.loss, self.num_data = ggn, loss, num_data
-        self._eigen = None
+        self._diagonalise()
 
 
 def _above_rounding(eigenvalues: Float[Tensor, " m"]) -> Float[Tensor, " m"]:

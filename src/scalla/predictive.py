@@ -80,7 +80,7 @@ class Prediction:
     @cached_property
     def probs(self) -> Float[Tensor, "B C"]:
         """Class probabilities; for a single logit (C = 1) the probability of class 1."""
-        return self._single(self._two_or_more_probs)
+        return self._two_or_more_probs[:, 1:] if self.mean.shape[-1] == 1 else self._two_or_more_probs
 
     @cached_property
     def entropy(self) -> Float[Tensor, " B"]:
@@ -111,38 +111,24 @@ class Prediction:
         """The largest class probability: the confidence."""
         return self._two_or_more_probs.amax(-1)
 
-    # -- one logit is two: (−f/2, f/2) has softmax (1 − σ(f), σ(f)) --
-
     @cached_property
-    def _logits(self) -> tuple[Tensor, Tensor]:
+    def _two_or_more_probs(self) -> Float[Tensor, "B K"]:
+        self._check_classification()
+        if self.link == "mc":
+            return self._monte_carlo[0]
+        return closed_form_probs(self.mean, self.factor, self.link)
+
+    def _check_classification(self) -> None:
         if self.likelihood != "classification":
             raise AttributeError(
                 "probabilities and what is made of them exist for likelihood='classification' only; "
                 "a regression has mean, var, cov, var_with_noise and gaussian_entropy"
             )
-        if self.mean.shape[-1] > 1:
-            return self.mean, self.factor
-        return torch.cat([-self.mean, self.mean], -1) / 2, torch.cat([-self.factor, self.factor], -2) / 2
-
-    def _single(self, probs: Tensor) -> Tensor:
-        return probs[:, 1:] if self.mean.shape[-1] == 1 else probs
-
-    @cached_property
-    def _two_or_more_probs(self) -> Float[Tensor, "B K"]:
-        mean, factor = self._logits
-        if self.link == "mc":
-            return self._monte_carlo[0]
-        if self.link == "probit":
-            return probit_softmax(self.mean, self.var) if self.mean.shape[-1] > 1 else self._probit_sigmoid()
-        return laplace_bridge(mean, factor, normalise=self.link == "bridge_norm")
-
-    def _probit_sigmoid(self) -> Float[Tensor, "B 2"]:
-        scaled = self.mean / (1 + math.pi / 8 * self.var).sqrt()
-        return torch.cat([torch.sigmoid(-scaled), torch.sigmoid(scaled)], -1)
 
     @cached_property
     def _monte_carlo(self) -> tuple[Float[Tensor, "B K"], Float[Tensor, " B"]]:
-        mean, factor = self._logits
+        self._check_classification()
+        mean, factor = two_or_more_logits(self.mean, self.factor)
         if self.samples is not None:
             blocks = self.samples.split(64)
             if self.mean.shape[-1] == 1:
@@ -155,6 +141,24 @@ class Prediction:
         return mean_softmax(mean + torch.einsum("bcr,rs->sbc", factor, eps) for eps in self.noise.split(width, 1))
 
 
+def two_or_more_logits(
+    mean: Float[Tensor, "B C"], factor: Float[Tensor, "B C R"]
+) -> tuple[Float[Tensor, "B K"], Float[Tensor, "B K R"]]:
+    """A single logit f as two, (−f/2, f/2), whose softmax is (1 − σ(f), σ(f)); several as they are."""
+    if mean.shape[-1] > 1:
+        return mean, factor
+    return torch.cat([-mean, mean], -1) / 2, torch.cat([-factor, factor], -2) / 2
+
+
+def closed_form_probs(mean: Float[Tensor, "B C"], factor: Float[Tensor, "B C R"], link: Link) -> Float[Tensor, "B K"]:
+    """Class probabilities without sampling: probit or Laplace bridge. A single logit gives two columns."""
+    if link != "probit":
+        return laplace_bridge(*two_or_more_logits(mean, factor), normalise=link == "bridge_norm")
+    # Probit sees each logit by itself, so a single one is scaled before it is made two.
+    scaled = mean / (1 + math.pi / 8 * factor.square().sum(-1)).sqrt()
+    return torch.softmax(scaled if mean.shape[-1] > 1 else torch.cat([torch.zeros_like(scaled), scaled], -1), -1)
+
+
 def mean_softmax(logit_blocks: object) -> tuple[Float[Tensor, "B C"], Float[Tensor, " B"]]:
     """Mean softmax and mean entropy of the softmax over blocks of samples (S, B, C)."""
     total, entropy, count = 0.0, 0.0, 0
@@ -164,11 +168,6 @@ def mean_softmax(logit_blocks: object) -> tuple[Float[Tensor, "B C"], Float[Tens
         entropy = entropy + torch.special.entr(probs).sum((0, -1))
         count += len(logits)
     return total / count, entropy / count  # type: ignore[return-value]
-
-
-def probit_softmax(mean: Float[Tensor, "B C"], var: Float[Tensor, "B C"]) -> Float[Tensor, "B C"]:
-    """softmax(f / √(1 + π/8 · diag Σ))."""
-    return torch.softmax(mean / (1 + math.pi / 8 * var).sqrt(), -1)
 
 
 def laplace_bridge(

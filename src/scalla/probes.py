@@ -25,9 +25,7 @@ def draw_probe(like: dict[str, Tensor], *, kind: Probe, seed: int, step: int, in
     # Drawn on the CPU: the same direction whatever the device.
     generator = torch.Generator().manual_seed(mix_seed(seed, step, index))
     draw = _rademacher if kind == "rademacher" else _gaussian
-    return {
-        name: draw(p.numel(), generator).to(device=p.device, dtype=p.dtype).view_as(p) for name, p in like.items()
-    }
+    return {name: draw(p.numel(), generator).to(device=p.device, dtype=p.dtype).view_as(p) for name, p in like.items()}
 
 
 def mix_seed(*numbers: int) -> int:

@@ -41,7 +41,13 @@ class Mirror(nn.Module):
     """
 
     def __init__(
-        self, network: FrozenNetwork, head: str, num_outputs: int, num_features: int, *, start: Start = "trained"
+        self,
+        network: FrozenNetwork,
+        head: str,
+        num_outputs: int,
+        num_features: int,
+        *,
+        start: Start = "trained",
     ) -> None:
         super().__init__()
         if start not in ("trained", "random"):

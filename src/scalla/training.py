@@ -105,7 +105,9 @@ def train_surrogate(
     running = torch.tensor(state.loss_sum, dtype=torch.float64, device=product.network.device)
     start = time.perf_counter() - state.seconds
     surrogate.train()
-    with tqdm(total=settings.num_steps, initial=state.step, disable=not progress_bar, desc="kernel", unit="step") as bar:
+    with tqdm(
+        total=settings.num_steps, initial=state.step, disable=not progress_bar, desc="kernel", unit="step"
+    ) as bar:
         while state.step < settings.num_steps and not state.stopped:
             lr = learning_rate(state.step, settings)
             for group in optimizer.param_groups:

@@ -37,7 +37,7 @@ def evidence_prior_precision(posterior: Posterior) -> float:
 
     The left side (the effective number of parameters) falls with δ, the right side rises.
     """
-    values = posterior.eigen()[0] / posterior.temperature
+    values = posterior.eigenvalues / posterior.temperature
     low, high = LOG10_DELTA_RANGE
     for _ in range(200):
         middle = (low + high) / 2
@@ -68,9 +68,7 @@ def evidence_prior_and_noise(posterior: Posterior, *, num_steps: int = 200) -> t
     return float(log_delta.detach().exp()), log_sigma.detach().exp()
 
 
-def held_out_nll(
-    prediction: Prediction, labels: Tensor
-) -> Float[Tensor, " B"]:
+def held_out_nll(prediction: Prediction, labels: Tensor) -> Float[Tensor, " B"]:
     """−log p(y | x) of each input under the predictive, noise included for regression; never infinite."""
     if prediction.likelihood == "regression":
         var = prediction.var_with_noise
@@ -93,14 +91,19 @@ def grid_prior_precision(
 ) -> tuple[float, list[float]]:
     """The δ of the grid with the least mean held-out loss, and the loss of each; an edge is a warning."""
     losses: list[float] = []
-    values, vectors = posterior.eigen()
+    values, vectors = posterior.eigenvalues, posterior.eigenvectors
     for delta in grid:
         scale = vectors * (values / posterior.temperature + delta).rsqrt()
         total, count = 0.0, 0
         for batch in held_out:
             factor = batch.features @ scale.to(batch.features)
             prediction = Prediction(
-                batch.outputs, factor, posterior.likelihood, link, noise=noise.to(factor), noise_var=_noise_var(posterior)
+                batch.outputs,
+                factor,
+                posterior.likelihood,
+                link,
+                noise=noise.to(factor),
+                noise_var=_noise_var(posterior),
             )
             total += float(loss(prediction, batch.labels).double().sum())
             count += len(batch.outputs)
@@ -150,7 +153,7 @@ def gradient_on_held_out(
     def objective() -> Tensor:
         delta, temperature, sigma = (logs[k].exp() for k in allowed)
         shrink = posterior.sigma_noise.to(sigma).square() / sigma.square() if "sigma_noise" in tune else 1.0
-        values = posterior.eigen()[0].to(delta) * shrink
+        values = posterior.eigenvalues.to(delta) * shrink
         weights = (values / temperature + delta).reciprocal()
         total: Tensor = delta.new_zeros(())
         for batch, square in zip(held_out, squares, strict=True):
@@ -181,7 +184,7 @@ def _squares_in_eigenbasis(
             "the gradient method tunes one sigma_noise; for one noise for each output use "
             "optimize_prior_precision(method='marglik', tune=('prior_precision', 'sigma_noise'))"
         )
-    vectors = posterior.eigen()[1]
+    vectors = posterior.eigenvectors
     return [(b.features.double() @ vectors.to(b.features.device)).square() for b in held_out]
 
 
