@@ -13,19 +13,29 @@ from torch.func import grad, jacrev, vmap
 from scalla.functional import FrozenNetwork, Params
 
 
+@torch.no_grad()
 def exact_jacobians(
-    network: FrozenNetwork, params: Params, x: Float[Tensor, "B ..."]
+    network: FrozenNetwork, params: Params, x: Float[Tensor, "B ..."], *, out: Tensor | None = None
 ) -> Float[Tensor, "B C P"]:
-    """J(x) over `params`, its columns in the order of `params`. Holds B·C·P numbers."""
+    """J(x) over `params`, its columns in the order of `params`: B·C·P numbers.
+
+    `out`: memory of shape (≥ B, C, P) to use; fresh memory of that size costs as much as the derivatives.
+    """
 
     def single(x_single: Tensor) -> Params:
         return jacrev(lambda p: network.at(x_single[None])(p)[0])(params)
 
-    with torch.no_grad():
-        if _has_convolutions(network.twin) and x.device.type == "cpu":
-            # vmap makes a convolution's weight gradient a grouped convolution, which is slow on a CPU.
-            return torch.stack([_flatten(single(row), 1) for row in x])
-        return _flatten(vmap(single)(x), 2)
+    if out is None:
+        num_outputs, num_params = network(x[:1]).shape[-1], sum(p.numel() for p in params.values())
+        out = next(iter(params.values())).new_empty(len(x), num_outputs, num_params)
+    out = out[: len(x)]
+    if _has_convolutions(network.twin) and x.device.type == "cpu":
+        # vmap makes a convolution's weight gradient a grouped convolution, which is slow on a CPU.
+        for row, x_single in zip(out, x, strict=True):
+            _write(row, single(x_single))
+    else:
+        _write(out, vmap(single)(x))
+    return out
 
 
 def selected_jacobians(
@@ -36,13 +46,16 @@ def selected_jacobians(
     def single(x_single: Tensor, output: Tensor) -> Params:
         return grad(lambda p: network.at(x_single[None])(p)[0].gather(0, output[None])[0])(params)
 
-    return _flatten(vmap(single)(x, outputs), 1)
+    blocks = vmap(single)(x, outputs).values()
+    return torch.cat([block.reshape(len(x), -1) for block in blocks], -1)
 
 
-def _flatten(tree: Params, lead: int) -> Tensor:
-    return torch.cat(
-        [block.flatten(lead) if block.ndim > lead else block[..., None] for block in tree.values()], -1
-    )
+def _write(out: Float[Tensor, "*B C P"], tree: Params) -> None:
+    start = 0
+    for block in tree.values():
+        flat = block.reshape(*out.shape[:-1], -1)
+        out[..., start : start + flat.shape[-1]] = flat
+        start += flat.shape[-1]
 
 
 def _has_convolutions(module: nn.Module) -> bool:

@@ -84,9 +84,7 @@ class VaLLA:
         self.losses: list[float] = []
         self._state: _State | None = None
 
-    def fit(
-        self, train_loader: Loader, *, context: Loader | None = None, progress_bar: bool = False
-    ) -> VaLLA:
+    def fit(self, train_loader: Loader, *, context: Loader | None = None, progress_bar: bool = False) -> VaLLA:
         """Train z, L and δ by Adam; the training inputs are held in memory (k-means needs them all)."""
         self._network = FrozenNetwork(own_copy(self.model))
         self._params: Params = {k: p.detach() for k, p in self._network.twin.named_parameters()}
@@ -106,6 +104,11 @@ class VaLLA:
         learned += [state.log_prior_precision.requires_grad_(True)] if self.learn_prior else []
         optimizer = torch.optim.Adam(learned, lr=self.lr)
         self.losses = []
+        num_outputs, num_params = (
+            self._network(x[:1]).shape[-1],
+            sum(p.numel() for p in self._params.values()),
+        )
+        memory = state.factor.new_empty(min(self.batch_size, len(x)), num_outputs, num_params)
         steps: object = range(self.num_steps)
         if progress_bar:
             from tqdm import tqdm
@@ -119,7 +122,7 @@ class VaLLA:
             rows = order[position : position + self.batch_size].to(x.device)
             position += self.batch_size
             optimizer.zero_grad()
-            loss = self._loss(state, x[rows], y[rows], num_data=len(x))
+            loss = self._loss(state, x[rows], y[rows], num_data=len(x), memory=memory)
             loss.backward()
             optimizer.step()
             self.losses.append(float(loss.detach()))
@@ -134,9 +137,7 @@ class VaLLA:
         return float(self._fitted().log_prior_precision.exp())
 
     @torch.no_grad()
-    def predict(
-        self, x: Inputs, *, n_samples: int = 100, generator: torch.Generator | None = None
-    ) -> Prediction:
+    def predict(self, x: Inputs, *, n_samples: int = 100, generator: torch.Generator | None = None) -> Prediction:
         """Σ(x) in float64: it is a difference of two kernels that are much larger."""
         state = self._fitted()
         inputs = tensor_inputs(x, self._network.twin)
@@ -173,20 +174,19 @@ class VaLLA:
         log_prior = torch.tensor(math.log(self.prior_precision), dtype=inputs.dtype, device=inputs.device)
         return _State(inputs.detach(), outputs, factor, log_prior)
 
-    def _loss(self, state: _State, x: Tensor, y: Tensor, *, num_data: int) -> Float[Tensor, ""]:
+    def _loss(
+        self, state: _State, x: Tensor, y: Tensor, *, num_data: int, memory: Tensor | None = None
+    ) -> Float[Tensor, ""]:
         mean = self._network(x).double()
-        with torch.no_grad():
-            jacobians = exact_jacobians(self._network, self._params, x)
-            prior_var = torch.einsum("bcp,bcp->bc", jacobians, jacobians).double()
+        jacobians = exact_jacobians(self._network, self._params, x, out=memory)
+        prior_var = torch.linalg.vector_norm(jacobians, dim=-1).double().square()
         # Products over P in the network's own dtype, everything of size M in float64.
         rows = selected_jacobians(self._network, self._params, state.inputs, state.outputs)
         scale = torch.exp(-state.log_prior_precision.double())
         kernel_z = (rows @ rows.mT).double() * scale
         kernel_xz = (jacobians.flatten(0, 1) @ rows.mT).double() * scale
         chol = _precision_chol(kernel_z, state.factor)
-        half = torch.linalg.solve_triangular(
-            chol, state.factor.double().tril().mT @ kernel_xz.mT, upper=False
-        )
+        half = torch.linalg.solve_triangular(chol, state.factor.double().tril().mT @ kernel_xz.mT, upper=False)
         var = prior_var * scale - half.square().sum(0).reshape(prior_var.shape)
         var = var.clamp_min(0)
         if self.likelihood == "classification":
