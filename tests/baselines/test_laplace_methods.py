@@ -52,10 +52,7 @@ def backward_jacobians(model, x, names=None):
         outputs = model(single[None])[0]
         rows.append(
             torch.stack(
-                [
-                    torch.cat([g.flatten() for g in torch.autograd.grad(f, params, retain_graph=True)])
-                    for f in outputs
-                ]
+                [torch.cat([g.flatten() for g in torch.autograd.grad(f, params, retain_graph=True)]) for f in outputs]
             )
         )
     return torch.stack(rows)
@@ -117,9 +114,9 @@ def test_lla_equals_laplace_torch_called_directly(subset, structure, likelihood)
     model = tiny_mlp()
     x, y = data(regression=likelihood == "regression")
     sigma = 0.5 if likelihood == "regression" else 1.0
-    ours = LLA(
-        model, likelihood, subset=subset, structure=structure, prior_precision=2.0, sigma_noise=sigma
-    ).fit(loader(x, y))
+    ours = LLA(model, likelihood, subset=subset, structure=structure, prior_precision=2.0, sigma_noise=sigma).fit(
+        loader(x, y)
+    )
     # curvlinops' own GGN multiplies float32 unit vectors: in float64 the plain sum is the one that runs
     backend = laplace_torch.per_example_backend() if structure == "full" else None
     theirs = laplace.Laplace(
@@ -231,9 +228,7 @@ def test_methods_follow_the_protocol_and_leave_the_model_alone(name):
     assert all(p.grad is None for p in model.parameters())
     assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
     assert {k: set(vars(m)) for k, m in model.named_modules()} == attributes
-    assert (
-        name == "map" or name.startswith(("lla", "ella")) or torch.equal(torch.get_rng_state(), global_state)
-    )
+    assert name == "map" or name.startswith(("lla", "ella")) or torch.equal(torch.get_rng_state(), global_state)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -255,9 +250,7 @@ def test_predictions_do_not_depend_on_the_batch_size(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_regression_keeps_the_noise_out_of_the_variance(name):
     x, y = data(num_classes=2, regression=True)
-    prediction = (
-        METHODS[name](tiny_mlp(2), likelihood="regression", sigma_noise=0.5).fit(loader(x, y)).predict(x)
-    )
+    prediction = METHODS[name](tiny_mlp(2), likelihood="regression", sigma_noise=0.5).fit(loader(x, y)).predict(x)
     torch.testing.assert_close(prediction.var_with_noise, prediction.var + 0.25)
 
 

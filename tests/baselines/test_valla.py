@@ -66,9 +66,9 @@ def test_the_exact_process_is_a_stationary_point_and_a_minimum(regression):
     """At L = I/σ the gradient of the loss in L is zero, and the loss is −log evidence with its mean at f."""
     model, x, y, pairs = regression
     sigma, delta = 0.6, 0.5
-    method = VaLLA(
-        model, "regression", num_steps=0, sigma_noise=sigma, prior_precision=delta, inducing=pairs
-    ).fit([(x, y)])
+    method = VaLLA(model, "regression", num_steps=0, sigma_noise=sigma, prior_precision=delta, inducing=pairs).fit(
+        [(x, y)]
+    )
     state = method._state
     with torch.no_grad():
         state.factor.copy_(torch.eye(12, dtype=torch.float64) / sigma)
@@ -112,9 +112,7 @@ def test_classification_lowers_its_loss_and_variance_and_is_reproducible():
     rows = jacobians(model, x).reshape(60, 3, -1)
     prior = rows.square().sum(-1) / method.fitted_prior_precision
     assert bool((method.predict(x).var < prior).all())
-    assert not torch.equal(
-        method._state.inputs, kmeans_within_classes(x, y, 9, torch.Generator().manual_seed(4))[0]
-    )
+    assert not torch.equal(method._state.inputs, kmeans_within_classes(x, y, 9, torch.Generator().manual_seed(4))[0])
 
 
 def test_gradient_of_the_loss_in_the_inducing_inputs_by_finite_differences():
@@ -134,17 +132,13 @@ def test_gradient_of_the_loss_in_the_inducing_inputs_by_finite_differences():
             state.inputs[index] += sign * step
             values.append(float(method._loss(state, x, y, num_data=20)))
             state.inputs[index] -= sign * step
-        assert float(gradient[index]) == pytest.approx(
-            (values[0] - values[1]) / (2 * step), rel=1e-5, abs=1e-7
-        )
+        assert float(gradient[index]) == pytest.approx((values[0] - values[1]) / (2 * step), rel=1e-5, abs=1e-7)
 
 
 def test_kmeans_finds_separated_clusters():
     generator = torch.Generator().manual_seed(0)
     centres = torch.tensor([[0.0, 0.0], [10.0, 0.0]], dtype=torch.float64)
-    x = (centres[:, None] + 0.1 * torch.randn(2, 30, 2, generator=generator, dtype=torch.float64)).flatten(
-        0, 1
-    )
+    x = (centres[:, None] + 0.1 * torch.randn(2, 30, 2, generator=generator, dtype=torch.float64)).flatten(0, 1)
     y = torch.arange(2).repeat_interleave(30)
     found = kmeans(x, 2, generator)
     torch.testing.assert_close(found[found[:, 0].argsort()], centres, rtol=0, atol=0.1)
