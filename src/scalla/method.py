@@ -13,42 +13,21 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 from tqdm.auto import tqdm
 
 from scalla import tuning
-from scalla.batches import EndlessBatches, GroupedBatches, context_loaders, inputs_of, labels_of
-from scalla.checkpoint import weights_digest
-from scalla.functional import (
-    FrozenNetwork,
-    ParameterFilter,
-    Params,
-    batch_size,
-    call,
-    check_outputs,
-    find_head,
-    first_rows,
-    select_parameters,
-)
-from scalla.ggn import GGNSums, accumulate_ggn, check_finite, check_inputs, empty_sums
-from scalla.jvp import JacobianProduct
+from scalla.batches import EndlessBatches, inputs_of, labels_of
+from scalla.features import FeatureMap
+from scalla.fitting import FitData, run_fit, sum_ggn
+from scalla.functional import ParameterFilter, batch_size
+from scalla.ggn import GGNSums, check_inputs
 from scalla.kernel_error import KernelError, exact_kernel, kernel_error, without_cross_groups
 from scalla.likelihoods import check_labels
 from scalla.posterior import Posterior
 from scalla.predictive import LINKS, Prediction, closed_form_probs, mean_softmax, ood_score
 from scalla.probes import PROBES, Probe, mix_seed
-from scalla.resume import FitCheckpoint, fit_identity
 from scalla.saving import CONSTRUCTOR_KEYS, load_tensors, read_posterior, save_posterior
-from scalla.surrogate import Mirror, Trunk, build_surrogate
-from scalla.training import (
-    HistoryEntry,
-    Schedule,
-    TrainingSettings,
-    TrainingState,
-    estimate_target_scale,
-    held_out_score,
-    train_surrogate,
-)
+from scalla.training import HistoryEntry, Schedule, TrainingSettings
 from scalla.types import InputError, Inputs, Likelihood, Link, Loader, NotFittedError
 
 _TUNING_METHODS = ("marglik", "gridsearch", "gradient")
@@ -126,13 +105,9 @@ class ScaLLA(nn.Module):
         self.seed = seed
         self.dict_key_y = dict_key_y
         self.enable_backprop = enable_backprop
-        self.feature_scale = 1.0
         self.history: list[HistoryEntry] = []
         self.posterior: Posterior | None = None
-        self._network: FrozenNetwork | None = None
-        self._params: Params = {}
-        self._head: str | None = None
-        self._num_outputs = 0
+        self.feature_map: FeatureMap | None = None
         if (
             sigma_noise is not None
             and likelihood == "classification"
@@ -189,8 +164,7 @@ class ScaLLA(nn.Module):
             checkpoint_every: seconds between two checkpoints.
         """
         if not override:
-            self.update(train_loader, progress_bar=progress_bar)
-            return self
+            return self.update(train_loader, progress_bar=progress_bar)
         settings = TrainingSettings(
             num_steps=num_steps,
             num_probes=num_probes,
@@ -204,210 +178,71 @@ class ScaLLA(nn.Module):
         )
         if patience is not None and val_loader is None:
             raise InputError("got patience without val_loader; early stopping needs held-out inputs")
-        train = EndlessBatches(train_loader, seed=mix_seed(self.seed, 101))
-        batches = self._grouped(train, context, context_batch_size, bias)
-        self._set_up(train)
-        blocks = batches.next()
-        for number, x in enumerate(blocks):
-            check_inputs(x, "the first training batch" if number == 0 else f"context {number}")
-        batches.move_to([(0, 0)] * len(batches.sources))
-        self._check_in_memory(train_loader)
-
-        self._build_surrogate(blocks[0])
-        self.history, self.posterior, self.feature_scale = [], None, 1.0
-        assert self._network is not None and self.surrogate is not None
-        trainable = [p for p in self.surrogate.parameters() if p.requires_grad]
-        if num_steps and not trainable:
-            raise InputError("the surrogate has no trainable weights; give num_steps=0 to use it as it is")
-        optimizer = torch.optim.Adam(trainable or [torch.zeros(1, requires_grad=True)], lr=lr)
-        state, scale, partial = TrainingState(), 1.0, None
-        checkpoint: FitCheckpoint | None = None
-        if checkpoint_dir is not None:
-            checkpoint = FitCheckpoint(
-                checkpoint_dir, identity=self._identity(settings, context), every_seconds=checkpoint_every
-            )
-            if resume and (stored := checkpoint.read(self.surrogate, optimizer)) is not None:
-                state, scale, partial = stored
-                if partial is None and state.position:
-                    batches.move_to(state.position)
-        elif resume:
-            raise InputError("got resume=True without checkpoint_dir; name the folder of the earlier fit")
-
-        with checkpoint.signals() if checkpoint is not None else _nothing():
-            if num_steps and partial is None:
-                product = JacobianProduct(self._network, self._params, blocks[0])
-                if state.step == 0:
-                    scale = estimate_target_scale(blocks, product, settings)
-                score = None
-                if val_loader is not None:
-                    held_out = self._held_out_blocks(val_loader, context, bias)
-                    score = held_out_score(held_out, self._raw_features, product, settings, scale)
-
-                def write_if_due(now: TrainingState) -> None:
-                    if checkpoint is not None and checkpoint.due:
-                        checkpoint.write(self.surrogate, optimizer, now, scale)  # type: ignore[arg-type]
-
-                state = train_surrogate(
-                    self.surrogate,
-                    self._raw_features,
-                    batches,
-                    product,
-                    settings,
-                    target_scale=scale,
-                    optimizer=optimizer,
-                    state=state,
-                    progress_bar=progress_bar,
-                    score=score,
-                    callback=callback,
-                    after_step=write_if_due if checkpoint is not None else None,
-                )
-            self.history, self.feature_scale = state.history, scale
-
-            def save_sums(sums: GGNSums) -> None:
-                if checkpoint is not None and checkpoint.due:
-                    checkpoint.write(self.surrogate, optimizer, state, scale, sums)  # type: ignore[arg-type]
-
-            sums = self._sum_ggn(train, partial, progress_bar=progress_bar, after_batch=save_sums)
+        data = FitData.of(train_loader, context, context_batch_size, bias, val_loader, self.seed)
+        features = FeatureMap.of_data(
+            self.model,
+            data.train,
+            likelihood=self.likelihood,
+            num_features=self.num_features,
+            parameters=self.parameters_filter,
+            dict_key_y=self.dict_key_y,
+        )
+        self._check_noise_levels(features.num_outputs)
+        blocks = data.check(self.likelihood, features)
+        if self.surrogate_kind == "custom":
+            assert self.surrogate is not None
+            features.install(self.surrogate)
+            features.check(features.raw(blocks[0]), batch_size(blocks[0]))
+        else:
+            self.surrogate = features.build(self.surrogate_kind, blocks[0], self.surrogate_options, self.seed)
+        self.posterior, self.feature_map, self.history = None, features, []
+        sums, self.history = run_fit(
+            features,
+            data,
+            blocks,
+            settings,
+            self.likelihood,
+            identity={
+                "num_features": self.num_features,
+                "surrogate": self.surrogate_kind,
+                "surrogate_options": repr(sorted(self.surrogate_options.items())),
+                "likelihood": self.likelihood,
+            },
+            checkpoint_dir=checkpoint_dir,
+            checkpoint_every=checkpoint_every,
+            resume=resume,
+            progress_bar=progress_bar,
+            callback=callback,
+        )
         self._make_posterior(sums)
-        if checkpoint is not None:
-            checkpoint.remove()
         return self
 
     def update(self, loader: Loader, *, progress_bar: bool = False) -> ScaLLA:
         """Add data to the posterior, exactly as if they had been in the fit's precision from the start."""
-        sums = self._sum_ggn(EndlessBatches(loader, seed=self.seed, name="loader"), None, progress_bar=progress_bar)
-        self._posterior.plus(sums, +1)
+        self._posterior.plus(self._sums_of(loader, progress_bar), +1)
         return self
 
     def forget(self, loader: Loader, *, progress_bar: bool = False) -> ScaLLA:
         """Take data out of the posterior again, exactly."""
-        sums = self._sum_ggn(EndlessBatches(loader, seed=self.seed, name="loader"), None, progress_bar=progress_bar)
-        self._posterior.plus(sums, -1)
+        self._posterior.plus(self._sums_of(loader, progress_bar), -1)
         return self
 
-    def _grouped(
-        self, train: EndlessBatches, context: Any, context_batch_size: int | None, bias: bool
-    ) -> GroupedBatches:
-        if context_batch_size is not None and (not isinstance(context_batch_size, int) or context_batch_size < 1):
-            raise InputError(f"got context_batch_size={context_batch_size!r}; wanted a whole number of at least 1")
-        size = context_batch_size or batch_size(inputs_of(train.next()))
-        train.move_to(0, 0)
-        loaders = context_loaders(context, context_batch_size=size)
-        if bias and not loaders:
-            raise InputError(
-                "got bias=True without context; wanted inputs unlike the training data (a loader, dataset or tensor), "
-                "against which the kernel is zeroed"
-            )
-        contexts = [
-            EndlessBatches(loader, seed=mix_seed(self.seed, 102, i), name="context") for i, loader in enumerate(loaders)
-        ]
-        return GroupedBatches(train, contexts)
-
-    def _set_up(self, train: EndlessBatches) -> None:
-        """The frozen network, its outputs, and the weights of the kernel."""
-        batch = train.next()
-        train.move_to(0, 0)
-        x = inputs_of(batch)
-        check_inputs(x, "the first training batch")
-        plain = FrozenNetwork(self.model, dict_key_y=self.dict_key_y)
-        outputs = plain(x)
-        check_outputs(outputs, batch_size(x))
-        check_finite(outputs, "outputs of the network")
-        check_labels(self.likelihood, outputs, labels_of(batch, self.dict_key_y))
-        self._num_outputs = outputs.shape[-1]
-        self._check_noise_levels()
-        self._params = select_parameters(plain, self.parameters_filter, x)
-        self._network = plain
-
-    def _check_in_memory(self, loader: Loader) -> None:
-        """Data that are in memory are checked whole before the training, not at the end of it."""
-        dataset = loader.dataset if isinstance(loader, DataLoader) else None
-        if isinstance(dataset, TensorDataset) and len(dataset.tensors) >= 2:
-            x, y = dataset.tensors[:2]
-            check_inputs(x, "train_loader")
-            check_labels(self.likelihood, x.new_empty((len(x), self._num_outputs), dtype=torch.float32), y)
-
-    def _build_surrogate(self, x: Inputs) -> None:
-        assert self._network is not None
-        if self.surrogate_kind == "custom":
-            self._check_features(self._raw_features(first_rows(x, 2)), batch_size(first_rows(x, 2)))
-            return
-        self._head = find_head(self._network, x)
-        built = build_surrogate(
-            self.surrogate_kind,
-            self._network,
-            self._head,
-            self._num_outputs,
-            self.num_features,
-            self.surrogate_options,
-        )
-        built.initialise(self._network, first_rows(x, 256), self.seed)
-        self._install(built)
-
-    def _install(self, surrogate: nn.Module) -> None:
-        self.surrogate = surrogate
-        if isinstance(surrogate, Trunk):  # f and the trunk's features come from one pass
-            self._network = FrozenNetwork(self.model, dict_key_y=self.dict_key_y, tap=surrogate.head_name)
-
-    def _held_out_blocks(self, val_loader: Loader, context: Any, bias: bool, limit: int = 256) -> list[Inputs]:
-        held_out = EndlessBatches(val_loader, seed=mix_seed(self.seed, 103), name="val_loader")
-        sources = self._grouped(held_out, context, None, bias).sources
-        return [first_rows(inputs_of(source.next()), limit) for source in sources]
-
-    def _identity(self, settings: TrainingSettings, context: Any) -> dict[str, Any]:
-        return fit_identity(
-            settings,
-            num_features=self.num_features,
-            surrogate=self.surrogate_kind,
-            surrogate_options=repr(sorted(self.surrogate_options.items())),
-            likelihood=self.likelihood,
-            with_context=context is not None,
-            parameters=sorted(self._params),
-            weights=weights_digest(self.model),
-        )
-
-    def _sum_ggn(
-        self,
-        data: EndlessBatches,
-        partial: GGNSums | None,
-        *,
-        progress_bar: bool,
-        after_batch: Callable[[GGNSums], None] | None = None,
-    ) -> GGNSums:
-        if self._network is None or self.surrogate is None:
-            raise NotFittedError("got no fitted features yet; call fit(train_loader) first")
-        device = self._network.device
-        start = partial or empty_sums(self.likelihood, self._num_outputs, self.num_features, device)
-        total = len(data.loader) if hasattr(data.loader, "__len__") else None
-        epoch = data.one_epoch(skip=start.num_batches)
-        bar = tqdm(
-            epoch,
-            total=total,
-            initial=start.num_batches,
-            disable=not progress_bar,
-            desc="precision",
-            unit="batch",
-        )
-        return accumulate_ggn(
-            start,
-            bar,
-            self._outputs_and_features,
-            self.likelihood,
-            dict_key_y=self.dict_key_y,
-            after_batch=after_batch,
-        )
+    def _sums_of(self, loader: Loader, progress_bar: bool) -> GGNSums:
+        data = EndlessBatches(loader, seed=self.seed, name="loader")
+        return sum_ggn(self._fitted_map, data, self.likelihood, progress_bar=progress_bar)
 
     def _make_posterior(self, sums: GGNSums) -> None:
-        shifted = [(p.double() - self.prior_mean).square().sum() for p in self._params.values()]
+        features = self._fitted_map
+        shifted = [(p.double() - self.prior_mean).square().sum() for p in features.params.values()]
         self.posterior = Posterior(
             sums,
             self.likelihood,
-            num_outputs=self._num_outputs,
+            num_outputs=features.num_outputs,
             prior_precision=self._prior_precision,
             sigma_noise=self._sigma_noise,
             temperature=self._temperature,
             weights_sq_norm=float(torch.stack(shifted).sum()),
-            num_params=sum(p.numel() for p in self._params.values()),
+            num_params=sum(p.numel() for p in features.params.values()),
         )
 
     # ---------------------------------------------------------------- features and prediction
@@ -416,45 +251,9 @@ class ScaLLA(nn.Module):
         """g(x), in the scale of the kernel: features(x) @ features(x').T ≈ K_NTK(x, x')."""
         return self._outputs_and_features(x)[1]
 
-    def _raw_features(self, x: Inputs) -> Tensor:
-        """The surrogate's own output, as it is trained (normalised target), with gradients."""
-        assert self.surrogate is not None and self._network is not None
-        x = self._network.prepare(x)
-        if isinstance(self.surrogate, Trunk):
-            return self.surrogate(self._network(x)[:, self._num_outputs :])
-        if isinstance(self.surrogate, Mirror):
-            return self.surrogate(x)
-        return call(self.surrogate, x)
-
     def _outputs_and_features(self, x: Inputs) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B C m"]]:
-        """f(x) and g(x): one pass of the network, one of the surrogate (of its head alone for `trunk`)."""
-        if self._network is None or self.surrogate is None:
-            raise NotFittedError("got no fitted features yet; call fit(train_loader) first")
-        if not torch.compiler.is_compiling():
-            self._network.sync()
-        x = self._network.prepare(x)
         with torch.set_grad_enabled(self.enable_backprop and torch.is_grad_enabled()):
-            outputs = self._network.raw(x)
-            if isinstance(self.surrogate, Trunk):
-                outputs, shared = outputs[:, : self._num_outputs], outputs[:, self._num_outputs :]
-                features = self.surrogate(shared)
-            elif isinstance(self.surrogate, Mirror):
-                features = self.surrogate(x)
-            else:
-                features = call(self.surrogate, x)
-            self._check_features(features, len(outputs))
-            if self.feature_scale != 1.0:
-                features = features * self.feature_scale
-        return outputs.to(features.dtype), features
-
-    def _check_features(self, features: Any, num_inputs: int) -> None:
-        wanted = (num_inputs, self._num_outputs, self.num_features)
-        if not isinstance(features, Tensor) or tuple(features.shape) != wanted:
-            found = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-            raise InputError(
-                f"the surrogate gave {found} for {num_inputs} inputs; wanted (B, C, m) = {wanted}, with C = "
-                f"{self._num_outputs} from the network and m = num_features = {self.num_features}"
-            )
+            return self._fitted_map(x)
 
     def predict(
         self,
@@ -503,7 +302,7 @@ class ScaLLA(nn.Module):
             return prediction.mean, prediction.factor @ prediction.factor.mT
         if not by_samples:
             probs = closed_form_probs(prediction.mean, prediction.factor, link_approx)
-            return probs[:, 1:] if self._num_outputs == 1 else probs
+            return probs[:, 1:] if prediction.mean.shape[-1] == 1 else probs
         if diagonal_output:
             return _mean_probs(self._diagonal_samples(prediction, n_samples, generator))
         return prediction.probs
@@ -586,7 +385,7 @@ class ScaLLA(nn.Module):
     def _diagonal_samples(
         self, prediction: Prediction, n_samples: int, generator: torch.Generator | None
     ) -> Float[Tensor, "S B C"]:
-        noise = self._draw(self._num_outputs, n_samples, generator).to(prediction.mean)
+        noise = self._draw(prediction.mean.shape[-1], n_samples, generator).to(prediction.mean)
         return prediction.mean + prediction.var.sqrt() * noise.mT[:, None, :]
 
     # ---------------------------------------------------------------- evidence and tuning
@@ -699,17 +498,14 @@ class ScaLLA(nn.Module):
 
         With `context`, the biased target: the kernel of x and context with the blocks between them zeroed.
         """
-        features = self.features(x)
-        assert self._network is not None
-        plain = FrozenNetwork(self.model, dict_key_y=self.dict_key_y)
+        features = self._fitted_map
         if context is None:
-            return kernel_error(features, exact_kernel(plain, self._params, x))
+            return kernel_error(self.features(x), exact_kernel(features.plain, features.params, x))
         if not isinstance(x, Tensor) or not isinstance(context, Tensor):
             raise InputError("kernel_error with context takes tensors")
-        joined = torch.cat([x, context.to(x)])
-        kernel = exact_kernel(plain, self._params, joined)
-        sizes = [len(x) * self._num_outputs, len(context) * self._num_outputs]
-        return kernel_error(torch.cat([features, self.features(context)]), without_cross_groups(kernel, sizes))
+        kernel = exact_kernel(features.plain, features.params, torch.cat([x, context.to(x)]))
+        biased = without_cross_groups(kernel, [len(x) * features.num_outputs, len(context) * features.num_outputs])
+        return kernel_error(torch.cat([self.features(x), self.features(context)]), biased)
 
     # ---------------------------------------------------------------- files
 
@@ -727,31 +523,26 @@ class ScaLLA(nn.Module):
 
     def _restore(self, tensors: dict[str, Tensor], meta: dict[str, Any], path: object) -> None:
         """Network, surrogate and posterior as they were when saved."""
-        self._network = FrozenNetwork(self.model, dict_key_y=self.dict_key_y)
-        self._num_outputs, self._head, self.feature_scale = (
-            meta["num_outputs"],
-            meta["head"],
-            meta["feature_scale"],
+        chosen = set(meta["parameters"])
+        params = {k: p.detach() for k, p in self.model.named_parameters() if k in chosen}
+        features = FeatureMap(
+            self.model,
+            params,
+            num_outputs=meta["num_outputs"],
+            num_features=self.num_features,
+            dict_key_y=self.dict_key_y,
         )
-        self.history = [HistoryEntry(**entry) for entry in meta["history"]]
-        names = set(meta["parameters"])
-        self._params = {k: p.detach() for k, p in self._network.twin.named_parameters() if k in names}
-        if self._head is not None:
-            self._install(
-                build_surrogate(
-                    self.surrogate_kind,
-                    self._network,
-                    self._head,
-                    self._num_outputs,
-                    self.num_features,
-                    self.surrogate_options,
-                )
-            )
+        if meta["head"] is not None:
+            self.surrogate = features.rebuild(self.surrogate_kind, meta["head"], self.surrogate_options)
         assert self.surrogate is not None
+        features.install(self.surrogate)
+        features.scale = meta["feature_scale"]
         load_tensors(self.surrogate, tensors, path)
         self.surrogate.eval()
-        self.sigma_noise = tensors["sigma_noise"]
-        device = self._network.device
+        self.feature_map = features
+        self.history = [HistoryEntry(**entry) for entry in meta["history"]]
+        self.sigma_noise = tensors["sigma_noise"]  # type: ignore[assignment]
+        device = features.plain.device
         self._make_posterior(
             GGNSums(tensors["posterior.ggn"].to(device), tensors["posterior.loss"].to(device), meta["num_data"])
         )
@@ -783,8 +574,8 @@ class ScaLLA(nn.Module):
     def sigma_noise(self, value: float | Tensor) -> None:
         found = _positive_tensor(value, "sigma_noise").detach()
         self._sigma_noise = found.reshape(()) if found.numel() == 1 else found
-        if self._num_outputs:
-            self._check_noise_levels()
+        if getattr(self, "feature_map", None) is not None:
+            self._check_noise_levels(self._fitted_map.num_outputs)
         self._pass_on("sigma_noise", self._sigma_noise)
 
     @property
@@ -801,12 +592,18 @@ class ScaLLA(nn.Module):
         if getattr(self, "posterior", None) is not None:
             self._posterior.configure(**{name: value})
 
-    def _check_noise_levels(self) -> None:
-        if self._sigma_noise.numel() not in (1, self._num_outputs):
+    def _check_noise_levels(self, num_outputs: int) -> None:
+        if self._sigma_noise.numel() not in (1, num_outputs):
             raise InputError(
-                f"got sigma_noise with {self._sigma_noise.numel()} entries for {self._num_outputs} outputs; give one, or "
-                "one for each output"
+                f"got sigma_noise with {self._sigma_noise.numel()} entries for {num_outputs} outputs; give one, or one "
+                "for each output"
             )
+
+    @property
+    def _fitted_map(self) -> FeatureMap:
+        if self.feature_map is None:
+            raise NotFittedError("this ScaLLA has no features yet; call fit(train_loader) first")
+        return self.feature_map
 
     @property
     def _posterior(self) -> Posterior:
@@ -863,20 +660,13 @@ class ScaLLA(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ScaLLA:
         super()._apply(fn, recurse)
-        if self._network is not None:
-            self._network.sync()
-            self._params = {k: p.detach() for k, p in self.model.named_parameters() if k in self._params}
+        if self.feature_map is not None:
+            self.feature_map.sync()
         return self
 
     def extra_repr(self) -> str:
         fitted = f"{self.posterior.num_data} inputs" if self.posterior is not None else "not fitted"
         return f"likelihood={self.likelihood!r}, num_features={self.num_features}, {fitted}"
-
-
-class _nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 def _mean_probs(samples: Float[Tensor, "S B C"]) -> Float[Tensor, "B C"]:

@@ -32,7 +32,9 @@ CONSTRUCTOR_KEYS = (
 
 def save_posterior(la: ScaLLA, posterior: Posterior, path: str | os.PathLike[str]) -> None:
     """Surrogate and posterior in one file: no pickle, no training data, not the network itself."""
-    assert la.surrogate is not None
+    features = la.feature_map
+    assert la.surrogate is not None  # a posterior has both
+    assert features is not None
     tensors = {f"surrogate.{k}": t for k, t in la.surrogate.state_dict().items()}
     tensors |= {
         "posterior.ggn": posterior.ggn,
@@ -45,16 +47,16 @@ def save_posterior(la: ScaLLA, posterior: Posterior, path: str | os.PathLike[str
         "num_outputs": posterior.num_outputs,
         "surrogate": la.surrogate_kind,
         "surrogate_options": la.surrogate_options,
-        "head": la._head,
+        "head": features.head,
         "probe": la.probe,
         "seed": la.seed,
         "prior_mean": la.prior_mean,
         "prior_precision": float(la.prior_precision),
         "temperature": la.temperature,
         "dict_key_y": la.dict_key_y,
-        "feature_scale": la.feature_scale,
+        "feature_scale": features.scale,
         "num_data": posterior.num_data,
-        "parameters": sorted(la._params),
+        "parameters": sorted(features.params),
         "history": [vars(entry) for entry in la.history],
         "architecture": architecture_of(la.model),
         "weights_sha256": weights_digest(la.model),

@@ -96,10 +96,11 @@ def train_surrogate(
     progress_bar: bool = False,
     score: Callable[[], float] | None = None,
     callback: Callable[[HistoryEntry], bool | None] | None = None,
-    after_step: Callable[[TrainingState], None] | None = None,
+    checkpoint_due: Callable[[], bool] | None = None,
+    write_checkpoint: Callable[[], None] | None = None,
     add_over_processes: Callable[[Tensor], Tensor] | None = None,
-) -> TrainingState:
-    """Minimise E_v ‖GGᵀ − Z_v Z_vᵀ‖² over the surrogate's weights, Z_v = J v / target_scale."""
+) -> None:
+    """Minimise E_v ‖GGᵀ − Z_v Z_vᵀ‖² over the surrogate's weights, Z_v = J v / target_scale. `state` follows."""
     parameters = [p for p in surrogate.parameters() if p.requires_grad]
     log_every = max(1, min(50, settings.num_steps // 40))
     running = torch.tensor(state.loss_sum, dtype=torch.float64, device=product.network.device)
@@ -146,12 +147,10 @@ def train_surrogate(
                 if callback is not None and callback(entry):
                     state.stopped = True
             state.position = batches.position
-            if after_step is not None:
+            if checkpoint_due is not None and write_checkpoint is not None and checkpoint_due():
                 state.loss_sum = float(running) if state.loss_count else 0.0
                 state.seconds = time.perf_counter() - start
-                after_step(state)
-    surrogate.eval()
-    return state
+                write_checkpoint()
 
 
 def forward_all(
