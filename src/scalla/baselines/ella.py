@@ -10,13 +10,14 @@ from torch import nn
 from scalla.baselines.laplace_torch import (
     MAX_JACOBIAN_ELEMENTS,
     as_dataloader,
+    count_outputs,
     import_laplace,
     own_copy,
     per_example_backend,
     quiet,
     tensor_inputs,
 )
-from scalla.baselines.protocol import function_noise, split_batch
+from scalla.baselines.protocol import function_noise
 from scalla.predictive import Prediction
 from scalla.types import InputError, Inputs, Likelihood, Loader, NotFittedError
 
@@ -45,8 +46,7 @@ class ELLA:
     ) -> None:
         if not 0 < num_features <= num_points:
             raise InputError(
-                f"got num_features={num_features} of num_points={num_points}; "
-                "wanted 1 ≤ num_features ≤ num_points"
+                f"got num_features={num_features} of num_points={num_points}; wanted 1 ≤ num_features ≤ num_points"
             )
         self.model = model
         self.likelihood: Likelihood = likelihood
@@ -64,15 +64,15 @@ class ELLA:
         """The directions from M points, then one pass over the training data with K JVPs an input."""
         laplace = import_laplace()
         network = own_copy(self.model)
-        loader = as_dataloader(train_loader)
+        with quiet(self.seed):
+            loader = as_dataloader(train_loader)
+            num_outputs = count_outputs(network, loader, self.likelihood)
         if len(loader.dataset) < self.num_points:  # type: ignore[arg-type]
             raise InputError(
                 f"got {len(loader.dataset)} training points and num_points={self.num_points}; "  # type: ignore[arg-type]
                 "set num_points to at most the number of training points"
             )
-        with torch.no_grad():
-            outputs = network(tensor_inputs(split_batch(next(iter(loader)))[0][:2], network))
-        per_input = outputs.shape[-1] * sum(p.numel() for p in network.parameters())
+        per_input = num_outputs * sum(p.numel() for p in network.parameters())
         loader = as_dataloader(loader, batch_size=max(1, self.max_jacobian_elements // per_input))
         posterior = laplace.ELLA(
             network,
@@ -85,14 +85,12 @@ class ELLA:
             backend=per_example_backend(),
             seed=self.seed,
         )
-        with quiet():
+        with quiet(self.seed):
             posterior.fit(loader, balanced=self.balanced, progress_bar=progress_bar)
         self._laplace = posterior
         return self
 
-    def predict(
-        self, x: Inputs, *, n_samples: int = 100, generator: torch.Generator | None = None
-    ) -> Prediction:
+    def predict(self, x: Inputs, *, n_samples: int = 100, generator: torch.Generator | None = None) -> Prediction:
         """The covariance factor is ψ(x) C⁻ᵀ, with C Cᵀ the posterior precision of the K weights."""
         if self._laplace is None:
             raise NotFittedError("ELLA has no posterior yet; call fit(train_loader) first")
@@ -103,9 +101,7 @@ class ELLA:
             for rows in inputs.split(256):
                 features, mean = posterior._features(rows)
                 # A = ψ C⁻ᵀ from the right: A Cᵀ = ψ.
-                factor = torch.linalg.solve_triangular(
-                    posterior.chol_precision.mT, features, upper=True, left=False
-                )
+                factor = torch.linalg.solve_triangular(posterior.chol_precision.mT, features, upper=True, left=False)
                 means.append(mean)
                 factors.append(factor)
         mean, factor = torch.cat(means), torch.cat(factors)

@@ -17,20 +17,22 @@ from torch.utils.data import DataLoader, TensorDataset
 from scalla.baselines.jacobians import exact_jacobians
 from scalla.baselines.protocol import split_batch
 from scalla.functional import FrozenNetwork, make_twin
-from scalla.types import InputError, Inputs, Loader, ScallaError
+from scalla.types import InputError, Inputs, Likelihood, Loader, ScallaError
 
 #: the most numbers that the Jacobians of one batch may hold (256 MB in float32)
 MAX_JACOBIAN_ELEMENTS = 2**26
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without two warnings that nobody who uses these baselines can act on."""
-    with warnings.catch_warnings():
+def quiet(seed: int = 0) -> Iterator[None]:
+    """A random state of its own, and without two warnings that nobody can act on."""
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         # By a dependency's import, and by torch itself at the first forward-mode derivative.
         warnings.filterwarnings("ignore", message="`torch.jit.script` is deprecated")
         # A reminder about the link, given whenever a prior precision is tuned: the evidence has no link.
         warnings.filterwarnings("ignore", message="By default `link_approx` is `probit`")
+        # Loaders draw from the global state: their order must be a function of the seed.
+        torch.manual_seed(seed)
         yield
 
 
@@ -60,6 +62,22 @@ def own_copy(model: nn.Module) -> nn.Module:
     return copy.deepcopy(make_twin(model)).requires_grad_(True)
 
 
+def count_outputs(network: nn.Module, loader: DataLoader[Any], likelihood: Likelihood) -> int:
+    """C, from two training inputs; a softmax of one logit is refused."""
+    with torch.no_grad():
+        num_outputs = network(tensor_inputs(split_batch(next(iter(loader)))[0][:2], network)).shape[-1]
+    check_softmax(num_outputs, likelihood)
+    return int(num_outputs)
+
+
+def check_softmax(num_outputs: int, likelihood: Likelihood) -> None:
+    if likelihood == "classification" and num_outputs < 2:
+        raise InputError(
+            "got a network with one output for classification; this baseline has a softmax over C ≥ 2 classes: "
+            "give the network two outputs (−f/2, f/2)"
+        )
+
+
 def tensor_inputs(x: Inputs, model: nn.Module) -> Tensor:
     """x on the device and in the dtype of the model."""
     if not isinstance(x, Tensor):
@@ -70,16 +88,10 @@ def tensor_inputs(x: Inputs, model: nn.Module) -> Tensor:
 
 def as_dataloader(loader: Loader, *, batch_size: int | None = None) -> DataLoader[Any]:
     """The loader as a DataLoader over a dataset of known length, in batches of at most `batch_size`."""
-    if (
-        isinstance(loader, DataLoader)
-        and hasattr(loader.dataset, "__len__")
-        and loader.batch_size is not None
-    ):
+    if isinstance(loader, DataLoader) and hasattr(loader.dataset, "__len__") and loader.batch_size is not None:
         if batch_size is None or loader.batch_size <= batch_size:
             return loader
-        return DataLoader(
-            loader.dataset, batch_size=batch_size, sampler=loader.sampler, collate_fn=loader.collate_fn
-        )
+        return DataLoader(loader.dataset, batch_size=batch_size, sampler=loader.sampler, collate_fn=loader.collate_fn)
     batches = [split_batch(batch) for batch in loader]
     if not batches:
         raise InputError("train_loader is empty; wanted at least one batch")

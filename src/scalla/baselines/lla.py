@@ -11,13 +11,14 @@ from torch import nn
 from scalla.baselines.laplace_torch import (
     MAX_JACOBIAN_ELEMENTS,
     as_dataloader,
+    count_outputs,
     import_laplace,
     own_copy,
     per_example_backend,
     quiet,
     tensor_inputs,
 )
-from scalla.baselines.protocol import function_noise, split_batch
+from scalla.baselines.protocol import function_noise
 from scalla.predictive import Prediction
 from scalla.types import InputError, Inputs, Likelihood, Loader, NotFittedError
 
@@ -66,13 +67,12 @@ class LLA:
         """One pass over the training data for H; context points have no likelihood and stay out."""
         laplace = import_laplace()
         network = own_copy(self.model)
-        loader = as_dataloader(train_loader)
+        with quiet(self.seed):
+            loader = as_dataloader(train_loader)
+            num_outputs = count_outputs(network, loader, self.likelihood)
         # In Kronecker factors no Jacobian is formed; elsewhere a batch's Jacobians must fit into memory.
         if self.subset == "all" and self.structure != "kron":
-            with torch.no_grad():
-                outputs = network(tensor_inputs(split_batch(next(iter(loader)))[0][:2], network))
-            num_params = sum(p.numel() for p in network.parameters())
-            per_input = outputs.shape[-1] * num_params
+            per_input = num_outputs * sum(p.numel() for p in network.parameters())
             loader = as_dataloader(loader, batch_size=max(1, self.max_jacobian_elements // per_input))
         posterior = laplace.Laplace(
             network,
@@ -84,7 +84,7 @@ class LLA:
             temperature=self.temperature,
             backend=per_example_backend(),
         )
-        with quiet():
+        with quiet(self.seed):
             posterior.fit(loader, progress_bar=progress_bar)
         self._laplace = posterior
         if self.prior_precision == "marglik":
@@ -114,9 +114,7 @@ class LLA:
         """The evidence at the prior precision in force."""
         return float(self._fitted().log_marginal_likelihood())
 
-    def predict(
-        self, x: Inputs, *, n_samples: int = 100, generator: torch.Generator | None = None
-    ) -> Prediction:
+    def predict(self, x: Inputs, *, n_samples: int = 100, generator: torch.Generator | None = None) -> Prediction:
         """The GLM predictive: moments of f under the linearization, in batches bounded in memory."""
         posterior = self._fitted()
         inputs = tensor_inputs(x, posterior.model)

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from scalla.baselines.jacobians import exact_jacobians, selected_jacobians
-from scalla.baselines.laplace_torch import MAX_JACOBIAN_ELEMENTS, own_copy, tensor_inputs
+from scalla.baselines.laplace_torch import MAX_JACOBIAN_ELEMENTS, check_softmax, own_copy, tensor_inputs
 from scalla.baselines.protocol import function_noise, split_batch
 from scalla.functional import FrozenNetwork, Params
 from scalla.predictive import Prediction
@@ -96,6 +96,8 @@ class VaLLA:
             raise InputError("train_loader is empty; wanted at least one batch")
         x = torch.cat([tensor_inputs(inputs, self._network.twin) for inputs, _ in batches])
         y = torch.cat([targets for _, targets in batches]).to(x.device)
+        num_outputs = self._network(x[:1]).shape[-1]
+        check_softmax(num_outputs, self.likelihood)
         generator = torch.Generator().manual_seed(self.seed)
         self._state = state = self._start(x, y, generator)
 
