@@ -118,7 +118,7 @@ def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
         t = tensors[name]
         digest.update(f"|{name}|{t.dtype}|{tuple(t.shape)}|".encode())
         if t.numel():
-            digest.update(t.contiguous().view(-1).view(torch.uint8).numpy())
+            digest.update(t.contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

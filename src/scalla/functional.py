@@ -21,6 +21,8 @@ from torch.func import functional_call
 from scalla.types import InputError, Inputs
 
 Params: TypeAlias = dict[str, Tensor]
+#: layers that can be a network's last one
+Head: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 #: which weights the kernel sees: a word, name patterns, or a function (name, parameter) -> bool
 ParameterFilter: TypeAlias = str | Sequence[str] | Callable[[str, nn.Parameter], bool]
 
@@ -221,10 +223,10 @@ def select_parameters(network: FrozenNetwork, parameters: ParameterFilter, x: In
 
 def find_head(network: FrozenNetwork, x: Inputs) -> str:
     """The name of the last linear (or convolutional) layer with C outputs that runs on x."""
-    ran: list[tuple[str, nn.Module]] = []
+    ran: list[tuple[str, Head]] = []
     probe = make_twin(network.model)
     for name, module in probe.named_modules():
-        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        if isinstance(module, Head):
             module.register_forward_hook(lambda mod, args, out, name=name: ran.append((name, mod)))
     with torch.no_grad():
         outputs = logits_of(call(probe, network.prepare(first_rows(x, 2))))
@@ -237,8 +239,12 @@ def find_head(network: FrozenNetwork, x: Inputs) -> str:
     return heads[-1]
 
 
-def output_features(module: nn.Module) -> int:
-    return module.out_features if isinstance(module, nn.Linear) else module.out_channels  # type: ignore[return-value, union-attr]
+def output_features(module: Head) -> int:
+    return module.out_features if isinstance(module, nn.Linear) else module.out_channels
+
+
+def input_features(module: Head) -> int:
+    return module.in_features if isinstance(module, nn.Linear) else module.in_channels
 
 
 def _tensors(module: nn.Module) -> Any:

@@ -69,7 +69,7 @@ def accumulate_ggn(
 
 def check_inputs(x: Inputs, where: str) -> None:
     """Every floating-point tensor in x is finite."""
-    parts = [x] if isinstance(x, Tensor) else list(x.values() if hasattr(x, "values") else x)  # type: ignore[arg-type]
+    parts = [x] if isinstance(x, Tensor) else list(x.values() if hasattr(x, "values") else x)
     for part in parts:
         if isinstance(part, Tensor) and part.is_floating_point() and not bool(torch.isfinite(part).all()):
             bad = (

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -51,7 +52,10 @@ class JacobianProduct:
         # A twin of its own: functional_call swaps weights in it, which a concurrent prediction must not see.
         self.network = FrozenNetwork(network.model, dict_key_y=network.dict_key_y)
         self.params = params
-        self.route = self._preflight(first_rows(x, 2))
+        with warnings.catch_warnings():
+            # By torch itself, once, at the first forward-mode derivative: not for users who turn warnings into errors.
+            warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
+            self.route = self._preflight(first_rows(x, 2))
         # vmap turns a convolution with S weights into a slow grouped one: there a loop is faster.
         convolutions = any(isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d) for m in self.network.twin.modules())
         self.shares_primal = self.route.forward_mode and not convolutions and self._vmap_works(first_rows(x, 2))
@@ -126,8 +130,7 @@ class JacobianProduct:
         if stack:
             name, module = stack[-1]
             return f"module {name!r} ({type(module).__name__})"
-        kinds = [m for m in twin.modules() if isinstance(m, nn.EmbeddingBag)]
-        return f"module of type {type((kinds or [twin])[0]).__name__}"
+        return f"module of type {type(twin).__name__}"
 
 
 def jacobian(
@@ -197,7 +200,7 @@ def _first_line(error: BaseException) -> str:
 
 _lock = threading.Lock()
 _users = {"attention": 0, "mkldnn": 0}
-_saved: dict[str, bool | tuple[bool, ...]] = {}
+_saved: dict[str, tuple[bool, ...]] = {}
 
 
 @contextlib.contextmanager
@@ -238,7 +241,7 @@ def _attention_off() -> None:
 
 
 def _attention_back() -> None:
-    _set_attention(*_saved.pop("attention"))  # type: ignore[misc]
+    _set_attention(*_saved.pop("attention"))
 
 
 def _set_attention(fastpath: bool, flash: bool, efficient: bool, cudnn: bool, plain: bool) -> None:
@@ -250,9 +253,9 @@ def _set_attention(fastpath: bool, flash: bool, efficient: bool, cudnn: bool, pl
 
 
 def _mkldnn_off() -> None:
-    _saved["mkldnn"] = torch.backends.mkldnn.enabled
+    _saved["mkldnn"] = (bool(torch.backends.mkldnn.enabled),)
     torch.backends.mkldnn.set_flags(False)
 
 
 def _mkldnn_back() -> None:
-    torch.backends.mkldnn.set_flags(bool(_saved.pop("mkldnn")))
+    torch.backends.mkldnn.set_flags(*_saved.pop("mkldnn"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -159,15 +159,18 @@ def closed_form_probs(mean: Float[Tensor, "B C"], factor: Float[Tensor, "B C R"]
     return torch.softmax(scaled if mean.shape[-1] > 1 else torch.cat([torch.zeros_like(scaled), scaled], -1), -1)
 
 
-def mean_softmax(logit_blocks: object) -> tuple[Float[Tensor, "B C"], Float[Tensor, " B"]]:
-    """Mean softmax and mean entropy of the softmax over blocks of samples (S, B, C)."""
-    total, entropy, count = 0.0, 0.0, 0
-    for logits in logit_blocks:  # type: ignore[attr-defined]
+def mean_softmax(logit_blocks: Iterable[Float[Tensor, "S B C"]]) -> tuple[Float[Tensor, "B C"], Float[Tensor, " B"]]:
+    """Mean softmax and mean entropy of the softmax over blocks of samples."""
+    sums: tuple[Tensor, Tensor] | None = None
+    count = 0
+    for logits in logit_blocks:
         probs = torch.softmax(logits, -1)
-        total = total + probs.sum(0)
-        entropy = entropy + torch.special.entr(probs).sum((0, -1))
+        block = probs.sum(0), torch.special.entr(probs).sum((0, -1))
+        sums = block if sums is None else (sums[0] + block[0], sums[1] + block[1])
         count += len(logits)
-    return total / count, entropy / count  # type: ignore[return-value]
+    if sums is None or count == 0:
+        raise InputError("got no samples to average; ask for n_samples > 0")
+    return sums[0] / count, sums[1] / count
 
 
 def laplace_bridge(

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from scalla.functional import (
     FrozenNetwork,
+    Head,
     call,
+    input_features,
     logits_of,
     make_twin,
     map_tensors,
@@ -83,8 +85,8 @@ class Mirror(nn.Module):
             flat = logits_of(call(self.body, map_tensors(network.prepare(x), self._cast)))
             if flat.ndim != 2 or flat.shape[-1] != self.num_outputs * self.num_features:
                 raise InputError(
-                    f"widening the last linear layer to C·m = {self.num_outputs * self.num_features} outputs changed the "
-                    f"network's output to {tuple(flat.shape)}: something after that layer depends on its width. Use "
+                    f"widening the last linear layer to C·m = {self.num_outputs * self.num_features} outputs changed "
+                    f"the network's output to {tuple(flat.shape)}: something after that layer depends on its width. Use "
                     "surrogate='trunk' or a module of your own, x -> (B, C, m)"
                 )
             size = flat.square().mean().sqrt() * math.sqrt(self.num_features)
@@ -104,8 +106,8 @@ class Trunk(nn.Module):
         self.head_name = head
         self.num_outputs, self.num_features = num_outputs, num_features
         layer = network.twin.get_submodule(head)
-        width = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
-        assert isinstance(width, int)
+        assert isinstance(layer, Head)
+        width = input_features(layer)
         self.register_buffer("shift", torch.zeros(width))
         self.register_buffer("spread", torch.ones(()))
         self.linear = nn.utils.skip_init(nn.Linear, width, num_outputs * num_features)
@@ -162,23 +164,23 @@ def _start(layer: nn.Linear, gain: float, generator: torch.Generator) -> None:
         layer.bias.zero_()
 
 
-def _widened(head: nn.Module, width: int) -> nn.Linear:
-    weights = width * head.weight[0].numel()  # type: ignore[index, operator, union-attr]
+def _widened(head: nn.Module, width: int) -> Head:
+    assert isinstance(head, Head)
+    weights = width * head.weight[0].numel()
     if weights > MAX_HEAD_WEIGHTS:
         raise InputError(
-            f"C·m = {width} outputs on a layer of {head.weight[0].numel()} inputs make {weights:.1e} weights, too many "  # type: ignore[index, operator, union-attr]
+            f"C·m = {width} outputs on a layer of {head.weight[0].numel()} inputs make {weights:.1e} weights, too many "
             "for a widened layer; use fewer num_features or a surrogate of your own"
         )
-    kind = {"device": head.weight.device, "dtype": head.weight.dtype}  # type: ignore[union-attr]
+    kind = {"device": head.weight.device, "dtype": head.weight.dtype}
     if isinstance(head, nn.Linear):
         return nn.utils.skip_init(nn.Linear, head.in_features, width, **kind)
-    assert isinstance(head, nn.Conv1d | nn.Conv2d | nn.Conv3d)
     if head.groups != 1:
         raise InputError(f"the network's last layer has groups={head.groups}; only groups=1 can be widened")
     geometry = {k: getattr(head, k) for k in ("kernel_size", "stride", "padding", "dilation", "padding_mode")}
     wide = nn.utils.skip_init(type(head), head.in_channels, width, **geometry, **kind)
     assert output_features(wide) == width
-    return wide  # type: ignore[return-value]
+    return wide
 
 
 def _reset(module: nn.Module, seed: int) -> None:

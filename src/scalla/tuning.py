@@ -23,6 +23,50 @@ from scalla.types import InputError, Link
 LOG10_DELTA_RANGE = (-12.0, 12.0)
 
 
+METHODS = ("marglik", "gridsearch", "gradient")
+
+
+@dataclass(frozen=True)
+class TunedValues:
+    """What was chosen; what was not tuned is as it was. `loss` is the held-out loss, or minus the evidence."""
+
+    prior_precision: float
+    temperature: float
+    sigma_noise: Tensor
+    loss: float
+
+
+def by_evidence(posterior: Posterior, *, tune: Sequence[str], num_steps: int) -> TunedValues:
+    """The maximum of the evidence in δ, or in δ and σ together."""
+    _check_names(tune, ("prior_precision", "sigma_noise"), "the evidence")
+    delta, sigma = evidence_prior_precision(posterior), posterior.sigma_noise
+    if "sigma_noise" in tune:
+        delta, sigma = evidence_prior_and_noise(posterior, num_steps=max(num_steps, 1))
+    loss = -posterior.log_marginal_likelihood(
+        torch.tensor(delta, dtype=torch.float64), sigma if "sigma_noise" in tune else None
+    )
+    return TunedValues(delta, posterior.temperature, sigma, float(loss))
+
+
+def by_grid(
+    posterior: Posterior,
+    held_out: Sequence[HeldOut],
+    grid: Sequence[float],
+    *,
+    link: Link,
+    noise: Float[Tensor, "m S"],
+    loss: Callable[[Prediction, Tensor], Tensor],
+) -> TunedValues:
+    """The δ of the grid with the least held-out loss."""
+    delta, losses = grid_prior_precision(posterior, held_out, grid, link=link, noise=noise, loss=loss)
+    return TunedValues(delta, posterior.temperature, posterior.sigma_noise, min(losses))
+
+
+def _check_names(tune: Sequence[str], allowed: Sequence[str], by: str) -> None:
+    if not tune or any(name not in allowed for name in tune):
+        raise InputError(f"got tune={tuple(tune)!r}; {by} can choose from {', '.join(allowed)}")
+
+
 @dataclass(frozen=True)
 class HeldOut:
     """A held-out batch, passed once through network and surrogate."""
@@ -64,7 +108,7 @@ def evidence_prior_and_noise(posterior: Posterior, *, num_steps: int = 200) -> t
         return loss
 
     with torch.enable_grad():
-        optimizer.step(closure)  # type: ignore[no-untyped-call]
+        optimizer.step(closure)
     return float(log_delta.detach().exp()), log_sigma.detach().exp()
 
 
@@ -114,29 +158,20 @@ def grid_prior_precision(
         raise InputError("the held-out loss is infinite or NaN for every prior precision of the grid; check val_loader")
     if len(grid) > 1 and best in (0, len(grid) - 1):
         warnings.warn(
-            f"the best prior precision, {grid[best]:.3g}, lies on the edge of the grid ({grid[0]:.3g} to {grid[-1]:.3g}): "
-            "widen log_prior_prec_min and log_prior_prec_max",
+            f"the best prior precision, {grid[best]:.3g}, lies on the edge of the grid ({grid[0]:.3g} to "
+            f"{grid[-1]:.3g}): widen log_prior_prec_min and log_prior_prec_max",
             UserWarning,
             stacklevel=3,
         )
     return float(grid[best]), losses
 
 
-@dataclass(frozen=True)
-class TunedValues:
-    prior_precision: float
-    temperature: float
-    sigma_noise: Tensor
-    nll: float
-
-
-def gradient_on_held_out(
+def by_gradient(
     posterior: Posterior, held_out: Sequence[HeldOut], *, tune: Sequence[str], num_steps: int = 100
 ) -> TunedValues:
     """Minimise the mean held-out NLL (probit, or Gaussian with noise) in log δ, log T and log σ by L-BFGS."""
     allowed = ("prior_precision", "temperature", "sigma_noise")
-    if not tune or any(name not in allowed for name in tune):
-        raise InputError(f"got tune={tuple(tune)!r}; choose from {', '.join(allowed)}")
+    _check_names(tune, allowed, "the gradient")
     if "sigma_noise" in tune and posterior.likelihood != "regression":
         raise InputError("got tune with sigma_noise for a classification, which has no observation noise")
     start = {
@@ -170,7 +205,7 @@ def gradient_on_held_out(
         return loss
 
     with torch.enable_grad():
-        optimizer.step(closure)  # type: ignore[no-untyped-call]
+        optimizer.step(closure)
         nll = float(objective().detach())
     delta, temperature, sigma = (logs[k].detach().exp() for k in allowed)
     return TunedValues(float(delta), float(temperature), sigma, nll)
