@@ -45,9 +45,7 @@ class ContextClassifier:
         self.held_out_losses: list[float] = []
         self._classifier: nn.Module | None = None
 
-    def fit(
-        self, train_loader: Loader, *, context: Any = None, progress_bar: bool = False
-    ) -> ContextClassifier:
+    def fit(self, train_loader: Loader, *, context: Any = None, progress_bar: bool = False) -> ContextClassifier:
         """Train on the inputs of both; labels play no part. Both are held in memory."""
         if context is None:
             raise InputError("ContextClassifier tells context from training inputs; give context=...")
@@ -76,9 +74,7 @@ class ContextClassifier:
         self._train(classifier, kept, held, generator)
         return self
 
-    def _train(
-        self, classifier: nn.Module, kept: list[Tensor], held: list[Tensor], generator: torch.Generator
-    ) -> None:
+    def _train(self, classifier: nn.Module, kept: list[Tensor], held: list[Tensor], generator: torch.Generator) -> None:
         optimizer = torch.optim.Adam(classifier.parameters(), lr=self.lr)
         half = max(1, self.batch_size // 2)
         steps = min(max(1, min(len(x) for x in kept) // half), self.max_steps_an_epoch)
@@ -104,17 +100,13 @@ class ContextClassifier:
     def score(self, x: Inputs) -> Float[Tensor, " B"]:
         """The logit of being context."""
         if self._classifier is None:
-            raise NotFittedError(
-                "ContextClassifier is not trained yet; call fit(train_loader, context=...) first"
-            )
+            raise NotFittedError("ContextClassifier is not trained yet; call fit(train_loader, context=...) first")
         return self._logits(self._classifier, _tensor(x)).double()
 
     def _loss(self, classifier: nn.Module, kinds: Iterable[Tensor]) -> Float[Tensor, ""]:
         """Cross-entropy, averaged within each kind first, so that neither outweighs the other."""
         logits = [self._logits(classifier, x) for x in kinds]
-        return torch.stack(
-            [nn.functional.softplus(s * f).mean() for s, f in zip((1, -1), logits, strict=True)]
-        ).mean()
+        return torch.stack([nn.functional.softplus(s * f).mean() for s, f in zip((1, -1), logits, strict=True)]).mean()
 
     def _logits(self, classifier: nn.Module, x: Tensor) -> Float[Tensor, " B"]:
         mean, spread = self._scale
@@ -141,9 +133,7 @@ class PriorScore:
         self.statistic = statistic
         self.max_jacobian_elements = max_jacobian_elements
 
-    def fit(
-        self, train_loader: Loader, *, context: Loader | None = None, progress_bar: bool = False
-    ) -> PriorScore:
+    def fit(self, train_loader: Loader, *, context: Loader | None = None, progress_bar: bool = False) -> PriorScore:
         """Nothing to fit."""
         return self
 
@@ -167,9 +157,7 @@ class PriorScore:
 class Brightness:
     """The mean of x over all its entries."""
 
-    def fit(
-        self, train_loader: Loader, *, context: Loader | None = None, progress_bar: bool = False
-    ) -> Brightness:
+    def fit(self, train_loader: Loader, *, context: Loader | None = None, progress_bar: bool = False) -> Brightness:
         """Nothing to fit."""
         return self
 

@@ -36,9 +36,7 @@ class MAP:
         """Nothing to fit: the network is trained."""
         return self
 
-    def predict(
-        self, x: Inputs, *, n_samples: int = 100, generator: torch.Generator | None = None
-    ) -> Prediction:
+    def predict(self, x: Inputs, *, n_samples: int = 100, generator: torch.Generator | None = None) -> Prediction:
         """f(x) with no variance; every function sample is f itself."""
         self.network.sync()
         mean = self.network(x)

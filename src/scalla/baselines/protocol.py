@@ -20,15 +20,11 @@ class Method(Protocol):
     The model it is given is never modified: weights, buffers, modes, gradients and `requires_grad` stay.
     """
 
-    def fit(
-        self, train_loader: Loader, *, context: Loader | None = None, progress_bar: bool = False
-    ) -> Method:
+    def fit(self, train_loader: Loader, *, context: Loader | None = None, progress_bar: bool = False) -> Method:
         """Fit on batches (x, y) and return self; a method with no use for `context` leaves it alone."""
         ...
 
-    def predict(
-        self, x: Inputs, *, n_samples: int = 100, generator: torch.Generator | None = None
-    ) -> Prediction:
+    def predict(self, x: Inputs, *, n_samples: int = 100, generator: torch.Generator | None = None) -> Prediction:
         """The prediction at x. The same seed gives every batch the same function samples."""
         ...
 
@@ -37,9 +33,7 @@ class Method(Protocol):
 class Detector(Protocol):
     """An out-of-distribution score that is no predictive distribution: built as `Detector(model, *, ...)`."""
 
-    def fit(
-        self, train_loader: Loader, *, context: Loader | None = None, progress_bar: bool = False
-    ) -> Detector:
+    def fit(self, train_loader: Loader, *, context: Loader | None = None, progress_bar: bool = False) -> Detector:
         """Fit on batches (x, y) and return self."""
         ...
 

@@ -21,9 +21,7 @@ class Energy:
         self._network = FrozenNetwork(model)
         self.temperature = temperature
 
-    def fit(
-        self, train_loader: Loader, *, context: Loader | None = None, progress_bar: bool = False
-    ) -> Energy:
+    def fit(self, train_loader: Loader, *, context: Loader | None = None, progress_bar: bool = False) -> Energy:
         """Nothing to fit."""
         return self
 
@@ -40,9 +38,7 @@ class ReAct:
         self.percentile = percentile
         self._head: Head | None = None
 
-    def fit(
-        self, train_loader: Loader, *, context: Loader | None = None, progress_bar: bool = False
-    ) -> ReAct:
+    def fit(self, train_loader: Loader, *, context: Loader | None = None, progress_bar: bool = False) -> ReAct:
         """c from one pass."""
         head = self._penultimate.head(first_inputs(train_loader))
         values = self._penultimate.collect(train_loader)[0].flatten()

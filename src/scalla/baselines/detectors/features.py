@@ -143,9 +143,7 @@ def class_moments(penultimate: Penultimate, loader: Loader) -> ClassMoments:
     if not sums:
         raise InputError("train_loader is empty; wanted at least one batch")
     means = {label: total / counts[label] for label, total in sums.items()}
-    scatters = {
-        label: torch.zeros(len(m), len(m), dtype=m.dtype, device=m.device) for label, m in means.items()
-    }
+    scatters = {label: torch.zeros(len(m), len(m), dtype=m.dtype, device=m.device) for label, m in means.items()}
     for features, _, labels in penultimate.labelled(loader):
         for label in labels.unique().tolist():
             rows = features[labels == label] - means[label]

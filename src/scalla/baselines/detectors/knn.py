@@ -42,7 +42,6 @@ class KNN:
         chunk = max(1, self.max_elements // len(self._bank))
         # On the unit sphere ‖a − b‖² = 2 − 2 a·b: one product a chunk, and no B×N×D differences.
         similar = [
-            (rows @ self._bank.mT).topk(self.num_neighbours, dim=-1).values[:, -1]
-            for rows in features.split(chunk)
+            (rows @ self._bank.mT).topk(self.num_neighbours, dim=-1).values[:, -1] for rows in features.split(chunk)
         ]
         return (2 - 2 * torch.cat(similar)).clamp_min(0).sqrt()

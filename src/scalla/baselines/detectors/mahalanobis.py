@@ -24,9 +24,7 @@ class Mahalanobis:
         self.relative = relative
         self._fitted = False
 
-    def fit(
-        self, train_loader: Loader, *, context: Loader | None = None, progress_bar: bool = False
-    ) -> Mahalanobis:
+    def fit(self, train_loader: Loader, *, context: Loader | None = None, progress_bar: bool = False) -> Mahalanobis:
         """Means and covariances, in two passes."""
         moments = class_moments(self._penultimate, train_loader)
         self._whiten = whitening(moments.within_cov)
