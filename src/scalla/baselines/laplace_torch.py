@@ -106,7 +106,7 @@ def per_example_backend() -> type[Any]:
     """laplace-torch's default backend with exact Jacobians input by input, and the full GGN made of them.
 
     Its own differentiates the batch as a whole (the same Jacobians for B times the work), and makes the full
-    GGN of P products with float32 unit vectors, which a float64 network refuses.
+    GGN by products with float32 unit vectors, which leaves a float64 network with float32 accuracy.
     """
     from laplace.curvature import CurvlinopsGGN, GGNInterface
 
