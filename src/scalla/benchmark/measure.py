@@ -1,0 +1,231 @@
+"""The columns: what a fitted method is worth, and what it costs. A score that fails is an error, never a 0."""
+
+from __future__ import annotations
+
+import base64
+import statistics
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from scalla.baselines.protocol import Detector
+from scalla.benchmark.images import Images, as_bytes
+from scalla.metrics import (
+    accuracy,
+    accuracy_rejection_curve,
+    aupr,
+    auroc,
+    brier,
+    fpr95,
+    nll,
+    reliability,
+    roc_curve,
+)
+from scalla.predictive import Prediction
+
+CHUNK = 500
+NUM_ROC_POINTS, NUM_REJECTION_POINTS, NUM_HISTOGRAM_BINS, NUM_GALLERY = 101, 50, 40, 6
+#: scores that curves and galleries are drawn of, where the method has them
+DRAWN_SCORES = ("entropy", "gaussian_entropy", "score")
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """Mean softmax and every score of every input; larger = more out of distribution."""
+
+    probs: Float[Tensor, "B C"]
+    scores: dict[str, Float[Tensor, " B"]]
+
+
+@torch.no_grad()
+def outputs_of(method: Any, x: Tensor, *, num_samples: int, chunk: int = CHUNK) -> Outputs:
+    """Predictions in chunks; the method's own seed gives every chunk the same function samples."""
+    probs: list[Tensor] = []
+    scores: dict[str, list[Tensor]] = {}
+    for part in x.split(chunk):
+        prediction = replace(method.predict(part, n_samples=num_samples), link="mc")
+        probs.append(prediction.probs)
+        for name, values in prediction_scores(prediction).items():
+            scores.setdefault(name, []).append(values.double())
+    return Outputs(torch.cat(probs), {name: torch.cat(parts) for name, parts in scores.items()})
+
+
+def prediction_scores(prediction: Prediction) -> dict[str, Tensor]:
+    """Scores of the probabilities; and of the Gaussian over the outputs, where there is one (not for MAP)."""
+    found = {
+        "entropy": prediction.entropy,
+        # What the published code computes for its covariance methods: the entropy of a softmax of probabilities.
+        "double_softmax": torch.special.entr(prediction.probs.softmax(-1)).sum(-1),
+        "max_prob": 1 - prediction.max_prob,
+    }
+    if prediction.factor.shape[-1]:
+        found |= {
+            "mutual_information": prediction.mutual_information,
+            "gaussian_entropy": prediction.gaussian_entropy,
+            "gaussian_entropy_projected": prediction.gaussian_entropy_projected,
+            "variance": prediction.var.sum(-1),
+        }
+    return found
+
+
+@torch.no_grad()
+def scores_of(method: Any, x: Tensor, *, num_samples: int) -> dict[str, Tensor]:
+    if isinstance(method, Detector):
+        return {"score": torch.cat([method.score(part) for part in x.split(CHUNK)])}
+    return outputs_of(method, x, num_samples=num_samples).scores
+
+
+def measure(method: Any, images: Images, *, num_samples: int) -> dict[str, Any]:
+    """Metrics, curves and galleries on the test images and on both out-of-distribution sets."""
+    x, y = images.test
+    metrics: dict[str, Any] = dict.fromkeys(("accuracy", "nll", "ece", "brier", "rejection_area"))
+    curves: dict[str, Any] = {}
+    predicted: Tensor | None = None
+    if isinstance(method, Detector):
+        inside = scores_of(method, x, num_samples=num_samples)
+    else:
+        outputs = outputs_of(method, x, num_samples=num_samples)
+        inside, predicted = outputs.scores, outputs.probs.argmax(-1)
+        bins = reliability(outputs.probs, y)
+        rejection = accuracy_rejection_curve(outputs.probs, y, inside["entropy"])
+        metrics |= {
+            "accuracy": accuracy(outputs.probs, y),
+            "nll": nll(outputs.probs, y),
+            "ece": bins.ece,
+            "brier": brier(outputs.probs, y),
+            "rejection_area": rejection.area,
+        }
+        curves["reliability"] = {
+            "edges": bins.edges.tolist(),
+            "confidence": bins.confidence.tolist(),
+            "accuracy": bins.accuracy.tolist(),
+            "count": bins.count.tolist(),
+        }
+        kept = torch.linspace(0, len(y) - 1, min(NUM_REJECTION_POINTS, len(y))).long()
+        curves["rejection"] = {
+            "rejected": rejection.rejected[kept].tolist(),
+            "accuracy": rejection.accuracy[kept].tolist(),
+        }
+    outside = {name: scores_of(method, x_out, num_samples=num_samples) for name, x_out in images.out.items()}
+    metrics["ood"] = {
+        name: {score: detection(inside[score], values) for score, values in scores.items()}
+        for name, scores in outside.items()
+    }
+    curves["ood"] = {}
+    for score in (s for s in DRAWN_SCORES if s in inside):
+        values = {"FashionMNIST": inside[score]} | {name: scores[score] for name, scores in outside.items()}
+        curves["ood"][score] = {
+            "histogram": histograms(values),
+            "roc": {name: roc_points(inside[score], scores[score]) for name, scores in outside.items()},
+        }
+    drawn = next(s for s in reversed(DRAWN_SCORES) if s in inside)
+    sets = {"FashionMNIST": (x, inside[drawn])}
+    sets |= {name: (images.out[name], scores[drawn]) for name, scores in outside.items()}
+    gallery = {name: extremes(*pair) for name, pair in sets.items()}
+    for end in ("least", "most"):
+        for item in gallery["FashionMNIST"][end]:
+            item["label"] = int(y[item["index"]])
+            item["predicted"] = None if predicted is None else int(predicted[item["index"]])
+    return {"metrics": metrics, "curves": curves, "gallery": {"score": drawn, "sets": gallery}}
+
+
+def detection(inside: Tensor, outside: Tensor) -> dict[str, float]:
+    return {"auc": auroc(inside, outside), "fpr95": fpr95(inside, outside), "aupr": aupr(inside, outside)}
+
+
+def roc_points(inside: Tensor, outside: Tensor) -> dict[str, list[float]]:
+    """The ROC curve at points evenly spaced along it."""
+    curve = roc_curve(inside, outside)
+    along = (curve.fpr + curve.tpr).contiguous()
+    rows = torch.searchsorted(along, torch.linspace(0, 2, NUM_ROC_POINTS, dtype=along.dtype)).clamp_max(len(along) - 1)
+    rows = torch.cat([rows.new_zeros(1), rows]).unique()
+    return {"fpr": curve.fpr[rows].tolist(), "tpr": curve.tpr[rows].tolist()}
+
+
+def histograms(scores: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Counts in bins common to all sets, between the 0.5% and 99.5% quantiles of all; what is beyond, in the end bins."""
+    everything = torch.cat([*scores.values()]).sort().values
+    everything = everything[everything.isfinite()]
+    low = float(everything[int(0.005 * (len(everything) - 1))])
+    high = float(everything[int(0.995 * (len(everything) - 1))])
+    if high <= low:
+        low, high = low - 0.5, high + 0.5
+    edges = torch.linspace(low, high, NUM_HISTOGRAM_BINS + 1, dtype=torch.float64)
+    counts = {
+        name: torch.bincount(
+            (torch.bucketize(values, edges) - 1).clamp(0, NUM_HISTOGRAM_BINS - 1), minlength=NUM_HISTOGRAM_BINS
+        ).tolist()
+        for name, values in scores.items()
+    }
+    return {"edges": edges.tolist(), "counts": counts}
+
+
+def extremes(x: Tensor, scores: Tensor) -> dict[str, list[dict[str, Any]]]:
+    """The least and the most uncertain images, the most extreme first, as compressed bytes in base64."""
+    order = scores.argsort(stable=True).tolist()
+    chosen = {"least": order[:NUM_GALLERY], "most": order[::-1][:NUM_GALLERY]}
+    return {
+        end: [{"index": i, "score": float(scores[i]), "image": encode_image(x[i, 0])} for i in rows]
+        for end, rows in chosen.items()
+    }
+
+
+def encode_image(image: Tensor) -> str:
+    """28×28 bytes, zlib, base64; `decode_image` is in the report."""
+    return base64.b64encode(zlib.compress(as_bytes(image).contiguous().numpy().tobytes(), 9)).decode()
+
+
+@torch.no_grad()
+def prediction_cost(
+    method: Any, model: nn.Module, x: Tensor, *, num_samples: int, seconds: float = 10.0
+) -> dict[str, Any]:
+    """Microseconds an input: the network's own pass, and from x to probabilities (or to the score), in turns.
+
+    Where the predictive is Gaussian the probabilities are by probit, without samples; `_mc` is the mean softmax over
+    `num_samples` samples, the one that the metrics are of.
+    """
+
+    def forward() -> object:
+        return model(x).softmax(-1)
+
+    def cheapest() -> object:
+        if isinstance(method, Detector):
+            return method.score(x)
+        samples = num_samples if needs_samples else 0
+        prediction = method.predict(x, n_samples=samples)
+        return replace(prediction, link="mc" if needs_samples else "probit").probs
+
+    def monte_carlo() -> object:
+        return replace(method.predict(x, n_samples=num_samples), link="mc").probs
+
+    needs_samples = not isinstance(method, Detector) and method.predict(x[:2], n_samples=2).samples is not None
+    both = [forward, cheapest] if isinstance(method, Detector) else [forward, cheapest, monte_carlo]
+    medians = _in_turns(both, seconds)
+    per_input = [1e6 * t / len(x) for t in medians]
+    return {
+        "us_map_forward": per_input[0],
+        "us_per_prediction": per_input[1],
+        "ratio_to_map": per_input[1] / per_input[0],
+        "us_per_prediction_mc": per_input[2] if len(per_input) > 2 else None,
+        "timing_batch": len(x),
+    }
+
+
+def _in_turns(functions: list[Callable[[], object]], seconds: float, *, most: int = 11) -> list[float]:
+    """Median time of each, called in turns, so that a busy machine slows all of them."""
+    for function in functions:
+        function()
+    times: list[list[float]] = [[] for _ in functions]
+    began = time.perf_counter()
+    while len(times[0]) < most and (len(times[0]) < 3 or time.perf_counter() - began < seconds):
+        for function, found in zip(functions, times, strict=True):
+            start = time.perf_counter()
+            function()
+            found.append(time.perf_counter() - start)
+    return [statistics.median(found) for found in times]

@@ -1,0 +1,37 @@
+"""One thread, and the guards that every test shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+def process_state() -> dict[str, object]:
+    """What of PyTorch is global and must be as it was found."""
+    return {
+        "default dtype": torch.get_default_dtype(),
+        "grad mode": torch.is_grad_enabled(),
+        "attention fast path": torch.backends.mha.get_fastpath_enabled(),
+        "flash attention": torch.backends.cuda.flash_sdp_enabled(),
+        "efficient attention": torch.backends.cuda.mem_efficient_sdp_enabled(),
+        "cudnn attention": torch.backends.cuda.cudnn_sdp_enabled(),
+        "math attention": torch.backends.cuda.math_sdp_enabled(),
+        "mkldnn": torch.backends.mkldnn.enabled,
+        "threads": torch.get_num_threads(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def _process_left_as_found() -> Iterator[None]:
+    before = process_state()
+    yield
+    assert process_state() == before
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(1234)
