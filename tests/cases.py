@@ -140,9 +140,7 @@ class KeywordClassifier(nn.Module):
         self.hidden = nn.Linear(6, 6)
         self.classifier = nn.Linear(6, NUM_CLASSES)
 
-    def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None
-    ) -> Output:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None) -> Output:
         h = self.embedding(input_ids)
         weight = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         h = (h * weight[..., None].to(h)).sum(1) / weight.sum(1, keepdim=True)
@@ -167,8 +165,13 @@ def tiny_bert() -> nn.Module:
 
     return BertForSequenceClassification(
         BertConfig(
-            vocab_size=10, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
-            max_position_embeddings=8, num_labels=NUM_CLASSES,
+            vocab_size=10,
+            hidden_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=8,
+            max_position_embeddings=8,
+            num_labels=NUM_CLASSES,
         )  # fmt: skip
     )
 

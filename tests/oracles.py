@@ -110,7 +110,9 @@ class DenseLLA:
 
 def probit_probs(mean: Tensor, variance: Tensor) -> Tensor:
     """softmax(f / √(1 + π/8 · diag Σ))."""
-    scaled = torch.stack([f / torch.sqrt(1 + math.pi / 8 * torch.diagonal(s)) for f, s in zip(mean, variance, strict=True)])
+    scaled = torch.stack(
+        [f / torch.sqrt(1 + math.pi / 8 * torch.diagonal(s)) for f, s in zip(mean, variance, strict=True)]
+    )
     return scaled.softmax(-1)
 
 

@@ -7,14 +7,16 @@ loader are put back as they were, and a fit that stopped goes on at the very bat
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from scalla.functional import batch_size
+from scalla.functional import batch_size, map_tensors
 from scalla.probes import mix_seed
 from scalla.types import InputError, Inputs, Loader
 
@@ -54,67 +56,110 @@ class EndlessBatches:
         self.loader, self.name, self._seed = loader, name, seed
         self.epoch, self.index = 0, 0
         self._iterator: Iterator[Any] | None = None
-        self._states: list[Tensor] = []
+        self._random = RandomState(loader)
+        self._next: Any = _NOTHING
+
+    def peek(self) -> Any:
+        """The batch that `next` will give, without going on."""
+        if self._next is _NOTHING:
+            batch = self._take()
+            if batch is _END:
+                if self.index == 0:
+                    raise InputError(f"{self.name} is empty; wanted at least one batch")
+                self.move_to(self.epoch + 1, 0)
+                return self.peek()
+            self._next = batch
+        return self._next
 
     def next(self) -> Any:
-        if self._iterator is None:
-            self._open()
-        assert self._iterator is not None
-        with self._own_random_state():
-            batch = next(self._iterator, _END)
-        if batch is _END:
-            if self.index == 0:
-                raise InputError(f"{self.name} is empty; wanted at least one batch")
-            self.epoch, self.index, self._iterator = self.epoch + 1, 0, None
-            return self.next()
+        batch = self.peek()
+        self._next = _NOTHING
         self.index += 1
         return batch
 
     def move_to(self, epoch: int, index: int) -> None:
         """Go to a place in the sequence, by going through that epoch's earlier batches again."""
-        self.epoch, self.index, self._iterator = epoch, 0, None
+        if (epoch, index) == (self.epoch, self.index):
+            return
+        self.epoch, self.index, self._iterator, self._next = epoch, 0, None, _NOTHING
         for _ in range(index):
             self.next()
 
     def one_epoch(self, *, skip: int = 0) -> Iterator[Any]:
         """The batches of the first epoch, once, from batch `skip` on."""
-        self.move_to(0, skip)
+        self.move_to(0, 0)
+        if skip == 0:
+            self.peek()  # an empty loader is an error
         while True:
-            batch = self.next()
-            if self.epoch > 0:
-                return
-            yield batch
+            batch, self._next = (self._take() if self._next is _NOTHING else self._next), _NOTHING
+            if batch is _END:
+                break
+            self.index += 1
+            if self.index > skip:
+                yield batch
+        self.move_to(1, 0)
 
-    def _open(self) -> None:
-        seed = mix_seed(self._seed, self.epoch)
-        self._states = [torch.Generator().manual_seed(seed).get_state() for _ in range(1 + len(self._generators()))]
-        with self._own_random_state():
-            self._iterator = iter(self.loader)
-
-    def _generators(self) -> list[torch.Generator]:
-        """Generators that the user gave to the loader or its samplers."""
-        batch_sampler = getattr(self.loader, "batch_sampler", None)
-        owners = [
-            self.loader,
-            getattr(self.loader, "sampler", None),
-            batch_sampler,
-            getattr(batch_sampler, "sampler", None),
-        ]
-        found = [g for o in owners if isinstance(g := getattr(o, "generator", None), torch.Generator)]
-        return list({id(g): g for g in found}.values())
+    def _take(self) -> Any:
+        if self._iterator is None:
+            self._random.start(mix_seed(self._seed, self.epoch))
+            with self._random.in_force(), self._shuffled_for_epoch():
+                self._iterator = iter(self.loader)
+                return next(self._iterator, _END)  # samplers draw the order of an epoch at its first batch
+        with self._random.in_force():
+            return next(self._iterator, _END)
 
     @contextlib.contextmanager
-    def _own_random_state(self) -> Iterator[None]:
-        generators = [torch.default_generator, *self._generators()]
-        theirs = [g.get_state() for g in generators]
-        for generator, state in zip(generators, self._states, strict=True):
-            generator.set_state(state)
+    def _shuffled_for_epoch(self) -> Iterator[None]:
+        """Samplers of distributed training take the number of the epoch, and keep their own afterwards."""
+        sampler = getattr(self.loader, "sampler", None)
+        if not (callable(getattr(sampler, "set_epoch", None)) and hasattr(sampler, "epoch")):
+            yield
+            return
+        assert sampler is not None
+        theirs = sampler.epoch
+        sampler.set_epoch(self.epoch)
         try:
             yield
         finally:
-            self._states = [g.get_state() for g in generators]
-            for generator, state in zip(generators, theirs, strict=True):
-                generator.set_state(state)
+            sampler.set_epoch(theirs)
+
+
+class RandomState:
+    """The random numbers that a loader draws, apart from everybody else's.
+
+    PyTorch's, NumPy's and Python's global generators, and any `torch.Generator` of the loader or its samplers.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        batch_sampler = getattr(loader, "batch_sampler", None)
+        owners = [loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+        given = [g for o in owners if isinstance(g := getattr(o, "generator", None), torch.Generator)]
+        self._generators = [torch.default_generator, *{id(g): g for g in given}.values()]
+        self._ours: tuple[Any, ...] = ()
+
+    def start(self, seed: int) -> None:
+        states = [torch.Generator(g.device).manual_seed(seed).get_state() for g in self._generators]
+        numpy_state = np.random.RandomState(seed & 0xFFFFFFFF).get_state()
+        self._ours = (states, numpy_state, random.Random(seed).getstate())
+
+    @contextlib.contextmanager
+    def in_force(self) -> Iterator[None]:
+        theirs = self._get()
+        self._set(self._ours)
+        try:
+            yield
+        finally:
+            self._ours = self._get()
+            self._set(theirs)
+
+    def _get(self) -> tuple[Any, ...]:
+        return [g.get_state() for g in self._generators], np.random.get_state(), random.getstate()  # noqa: NPY002
+
+    def _set(self, states: tuple[Any, ...]) -> None:
+        for generator, state in zip(self._generators, states[0], strict=True):
+            generator.set_state(state)
+        np.random.set_state(states[1])  # noqa: NPY002
+        random.setstate(states[2])
 
 
 def context_loaders(context: Any, *, context_batch_size: int) -> list[Loader]:
@@ -131,31 +176,28 @@ def _is_source(item: Any) -> bool:
 
 
 def _as_loader(source: Any, size: int) -> Loader:
-    if isinstance(source, Tensor):
-        if len(source) == 0:
-            raise InputError("got an empty context tensor; wanted at least one input")
+    if isinstance(source, Tensor | Mapping):
         source = _Rows(source)
     if isinstance(source, IterableDataset):
         return DataLoader(source, batch_size=size)
     if isinstance(source, Dataset):
         if len(source) == 0:  # type: ignore[arg-type]
-            raise InputError("got an empty context dataset; wanted at least one input")
+            raise InputError("got an empty context; wanted at least one input")
         return DataLoader(source, batch_size=size, shuffle=True)
     return source
 
 
-class _Rows(Dataset[Tensor]):
-    def __init__(self, rows: Tensor) -> None:
-        self.rows = rows
+class _Rows(Dataset[Inputs]):
+    """Inputs that lie in memory, one by one."""
+
+    def __init__(self, inputs: Tensor | Mapping[str, Any]) -> None:
+        self.inputs = inputs
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return batch_size(self.inputs)
 
-    def __getitem__(self, index: int) -> Tensor:
-        return self.rows[index]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[Tensor]:
-        return list(self.rows[torch.as_tensor(indices)])
+    def __getitem__(self, index: int) -> Inputs:
+        return map_tensors(self.inputs, lambda t: t[index] if t.ndim else t)
 
 
 class GroupedBatches:
@@ -165,7 +207,13 @@ class GroupedBatches:
         self.sources = [train, *contexts]
 
     def next(self) -> list[Inputs]:
-        batches = [inputs_of(source.next()) for source in self.sources]
+        batches = self.peek()
+        for source in self.sources:
+            source.next()
+        return batches
+
+    def peek(self) -> list[Inputs]:
+        batches = [inputs_of(source.peek()) for source in self.sources]
         for source, x in zip(self.sources, batches, strict=True):
             if batch_size(x) == 0:
                 raise InputError(f"{source.name} yielded an empty batch; wanted at least one input in each")
@@ -195,4 +243,4 @@ def check_same_shape(train: Inputs, contexts: Sequence[Inputs]) -> None:
             )
 
 
-_END = object()
+_END, _NOTHING = object(), object()

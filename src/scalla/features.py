@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,6 +26,8 @@ from scalla.ggn import check_finite, check_inputs
 from scalla.likelihoods import check_labels
 from scalla.surrogate import Mirror, Trunk, build_surrogate
 from scalla.types import InputError, Inputs, Likelihood
+
+_DEPENDS_ON_MODE = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
 
 
 class FeatureMap:
@@ -53,8 +57,7 @@ class FeatureMap:
         dict_key_y: str,
     ) -> FeatureMap:
         """For the network and the first batch, both checked."""
-        batch = train.next()
-        train.move_to(0, 0)
+        batch = train.peek()
         x = inputs_of(batch)
         check_inputs(x, "the first training batch")
         network = FrozenNetwork(model, dict_key_y=dict_key_y)
@@ -88,6 +91,27 @@ class FeatureMap:
         if isinstance(surrogate, Trunk):
             self.network = FrozenNetwork(self.plain.model, dict_key_y=self.plain.dict_key_y, tap=surrogate.head_name)
 
+    def trainable(self) -> list[nn.Parameter]:
+        """The surrogate's weights that a fit may change: never those of the network itself."""
+        assert self.surrogate is not None
+        of_network = {id(p) for p in self.plain.model.parameters()}
+        return [p for p in self.surrogate.parameters() if p.requires_grad and id(p) not in of_network]
+
+    def set_training(self, mode: bool) -> None:
+        """The mode of the surrogate's own modules; those that it shares with the network keep theirs."""
+        assert self.surrogate is not None
+        of_network = {id(m) for m in self.plain.model.modules()}
+        shared = [(m, m.training) for m in self.surrogate.modules() if id(m) in of_network]
+        if mode and any(training and isinstance(m, _DEPENDS_ON_MODE) for m, training in shared):
+            raise InputError(
+                "the surrogate holds layers of the network itself that are in training mode (dropout, batch "
+                "normalisation), and training would change them; call model.eval() first, or give the surrogate a copy "
+                "of these layers (copy.deepcopy)"
+            )
+        self.surrogate.train(mode)
+        for module, theirs in shared:
+            module.training = theirs
+
     # -- evaluation --
 
     def raw(self, x: Inputs) -> Float[Tensor, "B C m"]:
@@ -100,12 +124,13 @@ class FeatureMap:
         """f(x) and g(x): one pass of the network, one of the surrogate (of its head alone for `trunk`)."""
         if not torch.compiler.is_compiling():
             self.network.sync()
+            check_inputs(x, "this batch")
         x = self.plain.prepare(x)
         outputs, shared = self.network.raw(x), None
         if isinstance(self.surrogate, Trunk):
             outputs, shared = outputs[:, : self.num_outputs], outputs[:, self.num_outputs :]
         features = self._surrogate_of(x, shared)
-        self.check(features, len(outputs))
+        self.check(features, outputs.shape[0])  # len() would fix B where the batch size is symbolic
         if self.scale != 1.0:
             features = features * self.scale
         return outputs.to(features.dtype), features
@@ -130,3 +155,22 @@ class FeatureMap:
         self.plain.sync()
         self.network.sync()
         self.params = {k: p.detach() for k, p in self.plain.model.named_parameters() if k in self.params}
+
+
+@contextlib.contextmanager
+def undone_on_error(module: nn.Module) -> Iterator[None]:
+    """Weights, buffers, modes and gradients of `module` as they were, if what happens inside fails."""
+    tensors = [(t, t.detach().clone()) for t in (*module.parameters(), *module.buffers())]
+    modes = [(m, m.training) for m in module.modules()]
+    gradients = [(p, p.grad) for p in module.parameters()]
+    try:
+        yield
+    except BaseException:
+        with torch.no_grad():
+            for tensor, before in tensors:
+                tensor.copy_(before)
+        for part, training in modes:
+            part.training = training
+        for p, gradient in gradients:
+            p.grad = gradient
+        raise

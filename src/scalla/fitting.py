@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm.auto import tqdm
 
 from scalla.batches import EndlessBatches, GroupedBatches, context_loaders, inputs_of
 from scalla.checkpoint import weights_digest
 from scalla.features import FeatureMap
-from scalla.functional import batch_size, first_rows
+from scalla.functional import batch_size, first_rows, tensors_of
 from scalla.ggn import GGNSums, accumulate_ggn, check_inputs, empty_sums
 from scalla.jvp import JacobianProduct
 from scalla.likelihoods import check_labels
@@ -54,16 +55,15 @@ class FitData:
         held_out: list[Inputs] = []
         if val_loader is not None:
             validation = EndlessBatches(val_loader, seed=mix_seed(seed, 103), name="val_loader")
-            sources = _grouped(validation, context, None, bias, seed).sources
-            held_out = [first_rows(inputs_of(source.next()), 256) for source in sources]
+            sources = _grouped(validation, context, None, bias, mix_seed(seed, 104)).sources
+            held_out = [first_rows(inputs_of(source.peek()), 256) for source in sources]
         return FitData(train, batches, held_out)
 
     def check(self, likelihood: Likelihood, features: FeatureMap) -> list[Inputs]:
         """The first batch of every source; data that lie in memory are checked whole, before the training."""
-        blocks = self.batches.next()
+        blocks = self.batches.peek()
         for number, x in enumerate(blocks):
             check_inputs(x, "the first training batch" if number == 0 else f"context {number}")
-        self.batches.move_to([(0, 0)] * len(self.batches.sources))
         loader = self.train.loader
         dataset = loader.dataset if isinstance(loader, DataLoader) else None
         if isinstance(dataset, TensorDataset) and len(dataset.tensors) >= 2:
@@ -78,8 +78,7 @@ def _grouped(
 ) -> GroupedBatches:
     if context_batch_size is not None and (not isinstance(context_batch_size, int) or context_batch_size < 1):
         raise InputError(f"got context_batch_size={context_batch_size!r}; wanted a whole number of at least 1")
-    size = context_batch_size or batch_size(inputs_of(train.next()))
-    train.move_to(0, 0)
+    size = context_batch_size or batch_size(inputs_of(train.peek()))
     loaders = context_loaders(context, context_batch_size=size)
     if bias and not loaders:
         raise InputError(
@@ -107,7 +106,7 @@ def run_fit(
     """Train `features.surrogate`, set `features.scale`, return the sums of the posterior and the history."""
     surrogate = features.surrogate
     assert surrogate is not None
-    trainable = [p for p in surrogate.parameters() if p.requires_grad]
+    trainable = features.trainable()
     if settings.num_steps and not trainable:
         raise InputError("the surrogate has no trainable weights; give num_steps=0 to use it as it is")
     optimizer = torch.optim.Adam(trainable or [torch.zeros(1, requires_grad=True)], lr=settings.lr)
@@ -139,9 +138,9 @@ def run_fit(
             if state.step == 0:
                 scale = estimate_target_scale(blocks, product, settings)
             score = held_out_score(data.held_out, features.raw, product, settings, scale) if data.held_out else None
+            features.set_training(True)
             train_surrogate(
-                surrogate,
-                features.raw,
+                seeded(features.raw, settings.seed, state),
                 data.batches,
                 product,
                 settings,
@@ -154,13 +153,26 @@ def run_fit(
                 checkpoint_due=(lambda: checkpoint.due) if checkpoint is not None else None,
                 write_checkpoint=save,
             )
-        surrogate.eval()
+        optimizer.zero_grad(set_to_none=True)
+        features.set_training(False)
         features.scale = scale
         start = partial or empty_sums(likelihood, features.num_outputs, features.num_features, features.plain.device)
         sums = sum_ggn(features, data.train, likelihood, start=start, progress_bar=progress_bar, after_batch=save)
     if checkpoint is not None:
         checkpoint.remove()
     return sums, state.history
+
+
+def seeded(features_of: Callable[[Inputs], Tensor], seed: int, state: TrainingState) -> Callable[[Inputs], Tensor]:
+    """`features_of` with random numbers (a surrogate's dropout) that are a function of seed and step alone."""
+
+    def seeded_features(x: Inputs) -> Tensor:
+        devices = {t.device for t in tensors_of(x) if t.device.type == "cuda"}
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(mix_seed(seed, 105, state.step))
+            return features_of(x)
+
+    return seeded_features
 
 
 def sum_ggn(

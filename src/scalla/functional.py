@@ -84,14 +84,18 @@ class FrozenNetwork:
         return lambda params: logits_of(functional_call(self.twin, params, args, kwargs))
 
 
-def make_twin(model: nn.Module) -> nn.Module:
-    """A copy of the module tree that shares all tensors with `model`, in evaluation mode."""
-    shared: dict[int, Any] = {}
+def make_twin(model: nn.Module, *, share: bool = True) -> nn.Module:
+    """A copy of the module tree in evaluation mode that shares all tensors with `model`, or owns copies of them."""
+    kept: dict[int, Any] = {}
     for module in model.modules():
         values = [*module._parameters.values(), *module._buffers.values(), *vars(module).values()]
-        shared.update((id(value), value) for value in values if isinstance(value, Tensor))
+        for value in values:
+            if isinstance(value, Tensor) and share:
+                kept[id(value)] = value
+            elif isinstance(value, Tensor) and value.grad_fn is not None:  # what `weight_norm` computed last
+                kept[id(value)] = value.detach().clone()
     try:
-        return copy.deepcopy(model, shared).eval()
+        return copy.deepcopy(model, kept).eval()
     except Exception as error:
         raise InputError(
             f"the network ({type(model).__name__}) cannot be copied by copy.deepcopy ({error}); the copy "
@@ -162,12 +166,9 @@ def check_outputs(outputs: Tensor, num_inputs: int) -> None:
 
 def batch_size(x: Inputs) -> int:
     """B, from the first tensor in x."""
-    if isinstance(x, Tensor):
-        return len(x) if x.ndim else 0
-    values = x.values() if isinstance(x, Mapping) else x
-    for value in values:
-        if isinstance(value, Tensor) and value.ndim:
-            return len(value)
+    for t in tensors_of(x):
+        if t.ndim:
+            return len(t)
     raise InputError(f"got inputs of type {type(x).__name__} without any tensor in them; wanted at least one")
 
 
@@ -183,6 +184,11 @@ def concatenate(blocks: Sequence[Inputs]) -> Inputs | None:
     if all(isinstance(b, Tensor) for b in blocks) and len({b.shape[1:] for b in blocks}) == 1:  # type: ignore[union-attr]
         return torch.cat(list(blocks))  # type: ignore[arg-type]
     return None
+
+
+def tensors_of(x: Inputs) -> list[Tensor]:
+    parts = [x] if isinstance(x, Tensor) else x.values() if isinstance(x, Mapping) else x
+    return [part for part in parts if isinstance(part, Tensor)]
 
 
 def map_tensors(x: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:

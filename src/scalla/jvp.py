@@ -43,6 +43,7 @@ ROUTES = (
     Route("double vjp", forward_mode=False, plain_attention=True),
     Route("double vjp, no mkldnn", forward_mode=False, plain_attention=True, without_mkldnn=True),
 )
+FORWARD_ROUTES = tuple(route for route in ROUTES if route.forward_mode)
 
 
 class JacobianProduct:
@@ -92,7 +93,8 @@ class JacobianProduct:
             if abs(float((cotangent.double() * z.double()).sum() - wanted)) <= tolerance * float(wanted):
                 return route
             problems.append(f"{route.name}: its derivative disagrees with reverse mode")
-        module = self._offending_module(x, lambda: _one(f, self.params, direction, ROUTES[-1]))
+        # Forward mode fails inside the module's own call, which can be seen; twice reverse mode fails later.
+        module = self._offending_module(x, lambda: _one(f, self.params, direction, FORWARD_ROUTES[-1]))
         raise UnsupportedModuleError(
             f"no Jacobian-vector product through {module}. Tried: " + "; ".join(problems) + ". Replace that module "
             "(EmbeddingBag by Embedding and a mean, say) or leave its weights out by parameters=..."

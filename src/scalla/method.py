@@ -6,6 +6,7 @@ predict  features → push-forward → link
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
@@ -17,7 +18,7 @@ from tqdm.auto import tqdm
 
 from scalla import tuning
 from scalla.batches import EndlessBatches, inputs_of, labels_of
-from scalla.features import FeatureMap
+from scalla.features import FeatureMap, undone_on_error
 from scalla.fitting import FitData, run_fit, sum_ggn
 from scalla.functional import ParameterFilter, batch_size
 from scalla.ggn import GGNSums, check_inputs
@@ -163,7 +164,7 @@ class ScaLLA(LinearizedPredictive):
             callback: called with every HistoryEntry; returning True stops the training.
             checkpoint_every: seconds between two checkpoints.
         """
-        if not override:
+        if not override and self.posterior is not None:
             return self.update(train_loader, progress_bar=progress_bar)
         settings = TrainingSettings(
             num_steps=num_steps,
@@ -192,29 +193,35 @@ class ScaLLA(LinearizedPredictive):
         if self.surrogate_kind == "custom":
             assert self.surrogate is not None
             features.install(self.surrogate)
-            features.check(features.raw(blocks[0]), batch_size(blocks[0]))
         else:
-            self.surrogate = features.build(self.surrogate_kind, blocks[0], self.surrogate_options, self.seed)
-        self.posterior, self.feature_map, self.history = None, features, []
-        sums, self.history = run_fit(
-            features,
-            data,
-            blocks,
-            settings,
-            self.likelihood,
-            identity={
-                "num_features": self.num_features,
-                "surrogate": self.surrogate_kind,
-                "surrogate_options": repr(sorted(self.surrogate_options.items())),
-                "likelihood": self.likelihood,
-            },
-            checkpoint_dir=checkpoint_dir,
-            checkpoint_every=checkpoint_every,
-            resume=resume,
-            progress_bar=progress_bar,
-            callback=callback,
-        )
-        self._make_posterior(sums)
+            features.build(self.surrogate_kind, blocks[0], self.surrogate_options, self.seed)
+        surrogate = features.surrogate
+        assert surrogate is not None
+        # Until everything has worked, this object and a surrogate of the user's own are what they were.
+        with undone_on_error(surrogate) if self.surrogate_kind == "custom" else contextlib.nullcontext():
+            features.set_training(False)
+            with torch.no_grad():
+                features.check(features.raw(blocks[0]), batch_size(blocks[0]))
+            sums, history = run_fit(
+                features,
+                data,
+                blocks,
+                settings,
+                self.likelihood,
+                identity={
+                    "num_features": self.num_features,
+                    "surrogate": self.surrogate_kind,
+                    "surrogate_options": repr(sorted(self.surrogate_options.items())),
+                    "likelihood": self.likelihood,
+                },
+                checkpoint_dir=checkpoint_dir,
+                checkpoint_every=checkpoint_every,
+                resume=resume,
+                progress_bar=progress_bar,
+                callback=callback,
+            )
+            posterior = self._posterior_of(features, sums)
+        self.surrogate, self.feature_map, self.posterior, self.history = surrogate, features, posterior, history
         return self
 
     def update(self, loader: Loader, *, progress_bar: bool = False) -> ScaLLA:
@@ -231,10 +238,9 @@ class ScaLLA(LinearizedPredictive):
         data = EndlessBatches(loader, seed=self.seed, name="loader")
         return sum_ggn(self._fitted_map, data, self.likelihood, progress_bar=progress_bar)
 
-    def _make_posterior(self, sums: GGNSums) -> None:
-        features = self._fitted_map
+    def _posterior_of(self, features: FeatureMap, sums: GGNSums) -> Posterior:
         shifted = [(p.double() - self.prior_mean).square().sum() for p in features.params.values()]
-        self.posterior = Posterior(
+        return Posterior(
             sums,
             self.likelihood,
             num_outputs=features.num_outputs,
@@ -394,9 +400,8 @@ class ScaLLA(LinearizedPredictive):
         self.history = [HistoryEntry(**entry) for entry in meta["history"]]
         self.sigma_noise = tensors["sigma_noise"]
         device = features.plain.device
-        self._make_posterior(
-            GGNSums(tensors["posterior.ggn"].to(device), tensors["posterior.loss"].to(device), meta["num_data"])
-        )
+        sums = GGNSums(tensors["posterior.ggn"].to(device), tensors["posterior.loss"].to(device), meta["num_data"])
+        self.posterior = self._posterior_of(features, sums)
 
     # ---------------------------------------------------------------- settings and what they decide
 

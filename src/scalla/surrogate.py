@@ -7,7 +7,6 @@ a module  of the user's: x → (B, C, m), used as it is
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any, Literal, TypeAlias
 
@@ -55,8 +54,7 @@ class Mirror(nn.Module):
         if start not in ("trained", "random"):
             raise InputError(f"got start={start!r} for the mirror surrogate; choose 'trained' or 'random'")
         self.num_outputs, self.num_features, self.start = num_outputs, num_features, start
-        # make_twin shares tensors; the second copy owns its weights.
-        body = copy.deepcopy(make_twin(network.model))
+        body = make_twin(network.model, share=False)
         if network.dtype.itemsize < 4:
             body.float()
         body.requires_grad_(True)

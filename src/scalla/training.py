@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from scalla.batches import GroupedBatches
@@ -84,7 +84,6 @@ class TrainingState:
 
 
 def train_surrogate(
-    surrogate: nn.Module,
     features_of: Callable[[Inputs], Tensor],
     batches: GroupedBatches,
     product: JacobianProduct,
@@ -101,11 +100,10 @@ def train_surrogate(
     add_over_processes: Callable[[Tensor], Tensor] | None = None,
 ) -> None:
     """Minimise E_v ‖GGᵀ − Z_v Z_vᵀ‖² over the surrogate's weights, Z_v = J v / target_scale. `state` follows."""
-    parameters = [p for p in surrogate.parameters() if p.requires_grad]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     log_every = max(1, min(50, settings.num_steps // 40))
     running = torch.tensor(state.loss_sum, dtype=torch.float64, device=product.network.device)
     start = time.perf_counter() - state.seconds
-    surrogate.train()
     with tqdm(
         total=settings.num_steps, initial=state.step, disable=not progress_bar, desc="kernel", unit="step"
     ) as bar:

@@ -32,9 +32,7 @@ def random_gp(num_inputs=9, num_outputs=3, dims=2, *, one_pair_each=False, phi_d
         outputs = torch.arange(num_outputs).repeat(num_inputs)
     gp = SparseGP(inducing, outputs, num_outputs=num_outputs, length_scale=0.8, sigma_noise=0.3)
     with torch.no_grad():
-        gp.output_factor += 0.5 * torch.randn(
-            num_outputs, num_outputs, generator=generator, dtype=torch.float64
-        )
+        gp.output_factor += 0.5 * torch.randn(num_outputs, num_outputs, generator=generator, dtype=torch.float64)
         gp.log_length_scale += torch.linspace(-0.3, 0.3, dims, dtype=torch.float64)
         size = len(gp.variational_factor)
         gp.variational_factor += 0.3 * torch.randn(size, size, generator=generator, dtype=torch.float64)
@@ -74,9 +72,7 @@ def test_covariance_variance_kl_and_second_mean_by_dense_algebra(one_pair_each):
     projected = gp.project(kernel, transform)
     expected = dense_blocks(k_xx - k_xz @ a @ k_xz.mT, 4, 3)
     torch.testing.assert_close(gp.covariance(projected), expected, rtol=1e-9, atol=1e-10)
-    torch.testing.assert_close(
-        gp.variance(projected), expected.diagonal(dim1=1, dim2=2), rtol=1e-9, atol=1e-10
-    )
+    torch.testing.assert_close(gp.variance(projected), expected.diagonal(dim1=1, dim2=2), rtol=1e-9, atol=1e-10)
     # the KL from the moments of q(u) = N(q_μ, K_z − K_z A K_z), by torch.distributions
     q_mean = k_z @ transform @ gp.second_weights
     jitter = 1e-12 * torch.eye(len(k_z), dtype=torch.float64)
@@ -101,9 +97,7 @@ def test_last_layer_kernel_multiplies_every_pair_of_outputs():
     projected = gp.project(gp.kernel(x, gp.inducing, phi_x, phi_z[order]), transform)
     expected = dense_blocks(k_xx - k_xz @ a @ k_xz.mT, 9, 3)
     torch.testing.assert_close(gp.covariance(projected, phi_x), expected, rtol=1e-9, atol=1e-10)
-    torch.testing.assert_close(
-        gp.variance(projected, phi_x), expected.diagonal(dim1=1, dim2=2), rtol=1e-9, atol=1e-10
-    )
+    torch.testing.assert_close(gp.variance(projected, phi_x), expected.diagonal(dim1=1, dim2=2), rtol=1e-9, atol=1e-10)
 
 
 def exact_gp_covariance(gp, x, test_x, noise_var):
@@ -146,9 +140,7 @@ def test_the_evidence_bound_over_l_is_best_at_the_exact_gp():
         return loss
 
     optimizer.step(closure)
-    torch.testing.assert_close(
-        posterior_cov(gp, x), exact_gp_covariance(gp, x, x, 0.09), rtol=1e-4, atol=1e-6
-    )
+    torch.testing.assert_close(posterior_cov(gp, x), exact_gp_covariance(gp, x, x, 0.09), rtol=1e-4, atol=1e-6)
 
 
 def test_loss_is_the_sum_of_both_bounds():

@@ -22,9 +22,7 @@ def classification_data(num_inputs=60):
 def small_network(num_outputs=3):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return nn.Sequential(
-            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, num_outputs)
-        )
+        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, num_outputs))
 
 
 def test_kl_agrees_with_torch_distributions():
@@ -40,9 +38,7 @@ def test_kl_agrees_with_torch_distributions():
 def test_kl_by_hand_and_zero_at_the_prior():
     # μ = 1, σ = 1, δ = 1: ½ (1 + 1 − 1 − 0) = ½
     assert kl_to_prior(torch.ones(1), torch.zeros(1), 1.0).item() == pytest.approx(0.5)
-    assert kl_to_prior(torch.zeros(4), torch.full((4,), 0.5).log(), 4.0).item() == pytest.approx(
-        0.0, abs=1e-6
-    )
+    assert kl_to_prior(torch.zeros(4), torch.full((4,), 0.5).log(), 4.0).item() == pytest.approx(0.0, abs=1e-6)
 
 
 def test_linear_gaussian_model_converges_to_the_mean_field_posterior():
@@ -134,9 +130,9 @@ def test_without_steps_and_with_a_tiny_deviation_it_is_the_network():
 
 def test_a_strong_prior_shrinks_the_weights_to_zero_mean():
     x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0))
-    method = MFVI(
-        nn.Linear(2, 1), "regression", prior_precision=1e6, num_steps=500, lr=0.02, init_std=1e-3
-    ).fit([(x, x.sum(1))])
+    method = MFVI(nn.Linear(2, 1), "regression", prior_precision=1e6, num_steps=500, lr=0.02, init_std=1e-3).fit(
+        [(x, x.sum(1))]
+    )
     assert method.mean["weight"].abs().max() < 0.02
     torch.testing.assert_close(method.log_std["weight"].exp(), torch.full((1, 2), 1e-3), rtol=0.05, atol=0)
 

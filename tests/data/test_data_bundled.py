@@ -79,9 +79,7 @@ def test_tables_are_standardised_on_their_training_rows(name: str) -> None:
     table = regression_table(name, dtype=torch.float64)
     for values in (table.train.x, table.train.y):
         torch.testing.assert_close(values.mean(0), torch.zeros(values.shape[1], dtype=torch.float64))
-        torch.testing.assert_close(
-            values.std(0, correction=0), torch.ones(values.shape[1], dtype=torch.float64)
-        )
+        torch.testing.assert_close(values.std(0, correction=0), torch.ones(values.shape[1], dtype=torch.float64))
     assert table.train.x.shape[1] == len(table.feature_names) == len(table.x_mean)
     assert table.train.y.shape[1] == len(table.target_names) == len(table.y_mean)
     assert regression_table(name).train.x.dtype == torch.float32

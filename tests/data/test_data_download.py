@@ -74,9 +74,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def fetch(server: Server, folder: Path, **options: object) -> Path:
-    return download_file(
-        f"{server.url}/file.gz", folder / "sub" / "file.gz", MD5, progress_bar=False, **options
-    )
+    return download_file(f"{server.url}/file.gz", folder / "sub" / "file.gz", MD5, progress_bar=False, **options)
 
 
 def test_whole_file(server: Server, tmp_path: Path) -> None:
@@ -155,9 +153,7 @@ def test_no_more_than_the_bound_is_written(server: Server, tmp_path: Path, chunk
 
 def test_a_missing_file_is_asked_for_once(server: Server, tmp_path: Path) -> None:
     server.files.clear()
-    with pytest.raises(
-        InputError, match=r"could not download http://127.*: the server answered 404 Not Found"
-    ):
+    with pytest.raises(InputError, match=r"could not download http://127.*: the server answered 404 Not Found"):
         fetch(server, tmp_path)
     assert len(server.asked) == 1
 
@@ -184,16 +180,12 @@ def idx_gz(array: np.ndarray) -> bytes:
     return gzip.compress(head + array.tobytes(), mtime=0)
 
 
-def test_load_downloads_what_is_not_found(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_downloads_what_is_not_found(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
     contents = (idx_gz(np.full((4, 28, 28), 51, np.uint8)), idx_gz(np.arange(4, dtype=np.uint8)))
     remote = [RemoteFile(n, hashlib.md5(c).hexdigest()) for n, c in zip(names, contents, strict=True)]
     server.files = {f"/{n}": c for n, c in zip(names, contents, strict=True)}
-    monkeypatch.setitem(
-        SOURCES, "KMNIST", Source(server.url, SOURCES["KMNIST"].train, (remote[0], remote[1]))
-    )
+    monkeypatch.setitem(SOURCES, "KMNIST", Source(server.url, SOURCES["KMNIST"].train, (remote[0], remote[1])))
     monkeypatch.setattr(images_module, "NUM_IMAGES", {"train": 4, "test": 4})
     monkeypatch.delenv("SCALLA_DATA", raising=False)
     monkeypatch.delenv("SCALLA_OFFLINE", raising=False)

@@ -28,9 +28,7 @@ def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(images_module, "SYSTEM_FOLDERS", {"FashionMNIST": tmp_path / "system"})
 
 
-def make(
-    folder: Path, split: str = "train", *, seed: int = 0, packed: bool = True, **change: int
-) -> np.ndarray:
+def make(folder: Path, split: str = "train", *, seed: int = 0, packed: bool = True, **change: int) -> np.ndarray:
     """Write the two files of a split; `change`: other numbers of images, labels, classes, another type."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)

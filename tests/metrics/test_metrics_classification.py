@@ -35,9 +35,7 @@ def test_values_by_hand() -> None:
 def test_against_scikit_learn_and_torchmetrics(seed: int) -> None:
     probs, labels = random_case(seed)
     classes = list(range(5))
-    assert metrics.accuracy(probs, labels) == pytest.approx(
-        float((probs.argmax(1) == labels).double().mean())
-    )
+    assert metrics.accuracy(probs, labels) == pytest.approx(float((probs.argmax(1) == labels).double().mean()))
     assert metrics.nll(probs, labels) == pytest.approx(log_loss(labels, probs, labels=classes), abs=1e-12)
     sklearn_brier = brier_score_loss(labels.numpy(), probs.numpy(), labels=classes, scale_by_half=False)
     assert metrics.brier(probs, labels) == pytest.approx(sklearn_brier, abs=1e-12)

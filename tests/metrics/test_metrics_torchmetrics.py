@@ -88,9 +88,7 @@ def test_errors() -> None:
         GaussianCRPS().compute()
     metric = OODFPR95()
     metric.update(torch.randn(3), torch.zeros(3))
-    with pytest.raises(
-        InputError, match="got 3 in-distribution and 0 OOD scores; wanted at least one of each"
-    ):
+    with pytest.raises(InputError, match="got 3 in-distribution and 0 OOD scores; wanted at least one of each"):
         metric.compute()
     with pytest.raises(InputError, match="1 NaN among"):
         metric.update(torch.tensor([float("nan")]), torch.ones(1))

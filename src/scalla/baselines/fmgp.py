@@ -130,9 +130,7 @@ class FMGP:
         return pointwise_nll(mean / (1 + math.pi / 8 * var).sqrt(), y, "classification").mean()
 
     @torch.no_grad()
-    def predict(
-        self, x: Inputs, *, n_samples: int = 100, generator: torch.Generator | None = None
-    ) -> Prediction:
+    def predict(self, x: Inputs, *, n_samples: int = 100, generator: torch.Generator | None = None) -> Prediction:
         """N(network(x), Σ(x)): the standard normal draws are shared by all inputs."""
         gp = self.gp
         if gp is None:
@@ -152,9 +150,7 @@ class FMGP:
             noise_var=gp.noise_var.to(mean).reshape(1) if self.likelihood == "regression" else None,
         )
 
-    def _look(
-        self, x: Inputs
-    ) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B F"] | None, Float[Tensor, "B C"]]:
+    def _look(self, x: Inputs) -> tuple[Float[Tensor, "B D"], Float[Tensor, "B F"] | None, Float[Tensor, "B C"]]:
         """x flattened, φ(x) where the kernel wants it, and the network's outputs, from one pass."""
         x = _one_tensor(x)
         flat = x.flatten(1).to(self.network.device, self.dtype)
@@ -203,9 +199,7 @@ class SparseGP(nn.Module):
         self.second_weights = nn.Parameter(like.new_zeros(len(like)))
         self.log_length_scale = nn.Parameter(like.new_full((like.shape[1],), math.log(length_scale)))
         self.output_factor = nn.Parameter(torch.eye(num_outputs, dtype=like.dtype, device=like.device))
-        self.log_sigma_noise = (
-            None if sigma_noise is None else nn.Parameter(like.new_tensor(math.log(sigma_noise)))
-        )
+        self.log_sigma_noise = None if sigma_noise is None else nn.Parameter(like.new_tensor(math.log(sigma_noise)))
         self.register_buffer("inducing_output", inducing_output[order])
         outputs, sizes = inducing_output[order].unique_consecutive(return_counts=True)
         self.register_buffer("outputs_present", outputs)
@@ -240,9 +234,7 @@ class SparseGP(nn.Module):
     ) -> tuple[Float[Tensor, "M M"], Float[Tensor, "M M"], Float[Tensor, ""]]:
         """T = L R⁻ᵀ, Tᵀ K_z T and the KL, from the one Cholesky factor R of H."""
         outputs = self.inducing_output
-        gram_z = (
-            self.kernel(self.inducing, self.inducing, phi_z, phi_z) * self.output_cov[outputs][:, outputs]
-        )
+        gram_z = self.kernel(self.inducing, self.inducing, phi_z, phi_z) * self.output_cov[outputs][:, outputs]
         factor = self.variational_factor.tril()
         eye = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
         root = torch.linalg.cholesky(eye + factor.mT @ gram_z @ factor)
@@ -250,17 +242,13 @@ class SparseGP(nn.Module):
         gram = transform.mT @ gram_z @ transform
         return transform, gram, root.diagonal().log().sum() - 0.5 * gram.trace()
 
-    def project(
-        self, kernel: Float[Tensor, "B M"], transform: Float[Tensor, "M M"]
-    ) -> Float[Tensor, "B C M"]:
+    def project(self, kernel: Float[Tensor, "B M"], transform: Float[Tensor, "M M"]) -> Float[Tensor, "B C M"]:
         """K_xz T. An inducing pair has one output, so B M² operations do for all C outputs."""
         blocks = zip(kernel.split(self.sizes, 1), transform.split(self.sizes, 0), strict=True)
         by_output = torch.stack([k @ t for k, t in blocks], 1)
         return torch.einsum("cg,bgm->bcm", self.output_cov[:, self.outputs_present], by_output)
 
-    def second_mean(
-        self, kernel: Float[Tensor, "B M"], transform: Float[Tensor, "M M"]
-    ) -> Float[Tensor, "B C"]:
+    def second_mean(self, kernel: Float[Tensor, "B M"], transform: Float[Tensor, "M M"]) -> Float[Tensor, "B C"]:
         """Q = K_xz T s."""
         weights = transform @ self.second_weights
         return (kernel * weights) @ self.output_cov[:, self.inducing_output].mT
@@ -270,9 +258,7 @@ class SparseGP(nn.Module):
         prior = self._scale(projected, phi)[:, None] * self.output_cov.diagonal()
         return (prior - projected.square().sum(-1)).clamp_min(0)
 
-    def covariance(
-        self, projected: Float[Tensor, "B C M"], phi: Tensor | None = None
-    ) -> Float[Tensor, "B C C"]:
+    def covariance(self, projected: Float[Tensor, "B C M"], phi: Tensor | None = None) -> Float[Tensor, "B C C"]:
         """Σ = K_xx − K_xz A K_zx."""
         return self._scale(projected, phi)[:, None, None] * self.output_cov - projected @ projected.mT
 

@@ -111,9 +111,7 @@ class MFVI:
         return self
 
     @torch.no_grad()
-    def predict(
-        self, x: Inputs, *, n_samples: int = 20, generator: torch.Generator | None = None
-    ) -> Prediction:
+    def predict(self, x: Inputs, *, n_samples: int = 20, generator: torch.Generator | None = None) -> Prediction:
         """`n_samples` networks drawn from q, the same ones for every x unless a generator is given.
 
         Each costs a forward pass: the default is the published 20.
@@ -121,9 +119,7 @@ class MFVI:
         if self.mean is None or self.log_std is None:
             raise NotFittedError("MFVI has no posterior yet: call fit(train_loader) first")
         if n_samples < 1:
-            raise InputError(
-                f"got n_samples={n_samples}; MFVI predicts by samples alone and needs at least one"
-            )
+            raise InputError(f"got n_samples={n_samples}; MFVI predicts by samples alone and needs at least one")
         if generator is None:
             generator = torch.Generator().manual_seed(self.seed)
         network_at = self.network.at(x)
@@ -134,9 +130,7 @@ class MFVI:
         return prediction
 
 
-def kl_to_prior(
-    mean: Float[Tensor, "*P"], log_std: Float[Tensor, "*P"], prior_precision: float
-) -> Float[Tensor, ""]:
+def kl_to_prior(mean: Float[Tensor, "*P"], log_std: Float[Tensor, "*P"], prior_precision: float) -> Float[Tensor, ""]:
     """KL( N(μ, diag σ²) ‖ N(0, δ⁻¹ I) ) = ½ Σ [ δ(σ² + μ²) − 1 − log δ − 2 log σ ]."""
     second_moment = (2 * log_std).exp() + mean.square()
     return 0.5 * (prior_precision * second_moment - 1 - math.log(prior_precision) - 2 * log_std).sum()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +12,8 @@ import torch
 from scalla import ScaLLA
 from scalla.baselines.protocol import Detector
 from scalla.benchmark import images as image_data
+from scalla.benchmark.as_published import as_published
+from scalla.benchmark.clock import now
 from scalla.benchmark.environment import peak_memory_mb, restart_peak_memory
 from scalla.benchmark.images import Images, load_images, sizes_of
 from scalla.benchmark.measure import measure, prediction_cost
@@ -112,7 +113,7 @@ def execute(run: Run, *, data_root: Path | None, cache: Path, progress_bar: bool
     result = tune_row(row, problem, images, settings) if tuned else fit_row(row, problem, settings)
     peak_of_fit = peak_memory_mb()
 
-    began = time.perf_counter()
+    began = now()
     timed = images.test[0][:NUM_TIMED]
     cost: dict[str, Any] = prediction_cost(
         result.method, network.model, timed, num_samples=row.num_samples, seconds=2.0 if run.quick else 10.0
@@ -123,13 +124,15 @@ def execute(run: Run, *, data_root: Path | None, cache: Path, progress_bar: bool
         record["metrics"]["ood_choice"] = choice
         for found in record["metrics"]["ood"].values():
             found["chosen"] = found[choice["score"]]
+    if row.kind == "method":
+        record["metrics"]["as_published"] = as_published(result.method, images, num_samples=row.num_samples)
     record["metrics"]["kernel_error"] = _kernel_error(result.method, images, run, settings)
     record["metrics"]["found"] = row.found(result.method) if row.found is not None else {}
     cost |= {
-        "fit_seconds": result.fit_seconds,
-        "tuning_seconds": result.tuning_seconds,
-        "network_seconds": network.seconds,
-        "measuring_seconds": time.perf_counter() - began,
+        **result.fit_time.named("fit"),
+        **result.tuning_time.named("tuning"),
+        **network.time.named("network"),
+        **(now() - began).named("measuring"),
         "memory_before_mb": before,
         "peak_memory_fit_mb": peak_of_fit,
         "peak_memory_mb": peak_memory_mb(),
@@ -153,7 +156,7 @@ def _network_record(network: TrainedNetwork) -> dict[str, Any]:
         "kind": "network",
         "note": "",
         "metrics": {},
-        "cost": {"fit_seconds": network.seconds, "peak_memory_mb": peak_memory_mb()},
+        "cost": {**network.time.named("fit"), "peak_memory_mb": peak_memory_mb()},
         "history": network.history,
     }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import statistics
-import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from scalla.baselines.protocol import Detector
+from scalla.benchmark.as_published import double_softmax_entropy
+from scalla.benchmark.clock import Seconds, now
 from scalla.benchmark.images import Images, as_bytes
 from scalla.metrics import (
     accuracy,
@@ -61,7 +62,7 @@ def prediction_scores(prediction: Prediction) -> dict[str, Tensor]:
     found = {
         "entropy": prediction.entropy,
         # What the published code computes for its covariance methods: the entropy of a softmax of probabilities.
-        "double_softmax": torch.special.entr(prediction.probs.softmax(-1)).sum(-1),
+        "double_softmax": double_softmax_entropy(prediction.probs),
         "max_prob": 1 - prediction.max_prob,
     }
     if prediction.factor.shape[-1]:
@@ -185,7 +186,7 @@ def encode_image(image: Tensor) -> str:
 def prediction_cost(
     method: Any, model: nn.Module, x: Tensor, *, num_samples: int, seconds: float = 10.0
 ) -> dict[str, Any]:
-    """Microseconds an input: the network's own pass, and from x to probabilities (or to the score), in turns.
+    """Microseconds of the processor (`_wall`: of the clock) an input: the network's own pass, and from x to probabilities (or to the score), in turns.
 
     Where the predictive is Gaussian the probabilities are by probit, without samples; `_mc` is the mean softmax over
     `num_samples` samples, the one that the metrics are of.
@@ -207,25 +208,27 @@ def prediction_cost(
     needs_samples = not isinstance(method, Detector) and method.predict(x[:2], n_samples=2).samples is not None
     both = [forward, cheapest] if isinstance(method, Detector) else [forward, cheapest, monte_carlo]
     medians = _in_turns(both, seconds)
-    per_input = [1e6 * t / len(x) for t in medians]
-    return {
-        "us_map_forward": per_input[0],
-        "us_per_prediction": per_input[1],
-        "ratio_to_map": per_input[1] / per_input[0],
-        "us_per_prediction_mc": per_input[2] if len(per_input) > 2 else None,
+    names = ("us_map_forward", "us_per_prediction", "us_per_prediction_mc")
+    found: dict[str, Any] = dict.fromkeys((*names, *(f"{name}_wall" for name in names)))
+    for name, took in zip(names, medians, strict=False):
+        found |= {name: 1e6 * took.cpu / len(x), f"{name}_wall": 1e6 * took.wall / len(x)}
+    return found | {
+        "ratio_to_map": found["us_per_prediction"] / found["us_map_forward"],
         "timing_batch": len(x),
     }
 
 
-def _in_turns(functions: list[Callable[[], object]], seconds: float, *, most: int = 11) -> list[float]:
+def _in_turns(functions: list[Callable[[], object]], seconds: float, *, most: int = 11) -> list[Seconds]:
     """Median time of each, called in turns, so that a busy machine slows all of them."""
     for function in functions:
         function()
-    times: list[list[float]] = [[] for _ in functions]
-    began = time.perf_counter()
-    while len(times[0]) < most and (len(times[0]) < 3 or time.perf_counter() - began < seconds):
+    times: list[list[Seconds]] = [[] for _ in functions]
+    began = now()
+    while len(times[0]) < most and (len(times[0]) < 3 or (now() - began).wall < seconds):
         for function, found in zip(functions, times, strict=True):
-            start = time.perf_counter()
+            start = now()
             function()
-            found.append(time.perf_counter() - start)
-    return [statistics.median(found) for found in times]
+            found.append(now() - start)
+    return [
+        Seconds(statistics.median(t.cpu for t in found), statistics.median(t.wall for t in found)) for found in times
+    ]

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
+from scalla.benchmark.clock import Seconds, now
 from scalla.benchmark.images import Images
 from scalla.benchmark.records import digest_of
 from scalla.checkpoint import read_file, write_file
@@ -65,7 +65,7 @@ class TrainedNetwork:
 
     model: nn.Module
     history: list[dict[str, Any]]
-    seconds: float
+    time: Seconds
 
 
 def build_network(seed: int) -> nn.Sequential:
@@ -105,16 +105,16 @@ def trained_network(
     if path.is_file():
         tensors, meta = read_file(path, KIND)
         network.load_state_dict(tensors)
-        return TrainedNetwork(network.eval(), meta["history"], meta["seconds"])
+        return TrainedNetwork(network.eval(), meta["history"], Seconds(**meta["seconds"]))
     partial = path.with_suffix(".part.safetensors")
     parameters = dict(network.named_parameters())
     optimizer = torch.optim.Adam(parameters.values(), lr=settings.lr)
     history: list[dict[str, Any]] = []
-    seconds = 0.0
+    spent = Seconds()
     if partial.is_file():
         tensors, meta = read_file(partial, KIND)
         _restore(network, optimizer, parameters, tensors)
-        history, seconds = meta["history"], meta["seconds"]
+        history, spent = meta["history"], Seconds(**meta["seconds"])
     bar = tqdm(
         range(len(history), settings.num_epochs),
         initial=len(history),
@@ -124,20 +124,22 @@ def trained_network(
         disable=not progress_bar,
     )
     for epoch in bar:
-        start = time.perf_counter()
+        start = now()
         for group in optimizer.param_groups:
             group["lr"] = settings.rate(epoch)
         loss = train_epoch(network, optimizer, x, y, settings, seed=mix_seed(seed, epoch))
-        seconds += time.perf_counter() - start
+        spent += now() - start
         entry = {"epoch": epoch + 1, "loss": loss, "lr": settings.rate(epoch)}
         if images.validation is not None:
             entry |= _validate(network, *images.validation)
         history.append(entry)
         bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
-        write_file(partial, _state(network, optimizer, parameters), {"history": history, "seconds": seconds}, KIND)
-    write_file(path, network.state_dict(), {"history": history, "seconds": seconds}, KIND)
+        write_file(
+            partial, _state(network, optimizer, parameters), {"history": history, "seconds": asdict(spent)}, KIND
+        )
+    write_file(path, network.state_dict(), {"history": history, "seconds": asdict(spent)}, KIND)
     partial.unlink(missing_ok=True)
-    return TrainedNetwork(network.eval(), history, seconds)
+    return TrainedNetwork(network.eval(), history, spent)
 
 
 def train_epoch(

@@ -9,7 +9,6 @@ Every row has the same network, trained with the weight decay of its prior, δ =
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from scalla import ScaLLA
 from scalla.baselines.lla import LLA
 from scalla.baselines.map import MAP
 from scalla.benchmark.batches import TensorBatches
+from scalla.benchmark.clock import Seconds, now
 from scalla.benchmark.environment import peak_memory_mb, restart_peak_memory
 from scalla.benchmark.images import digest
 from scalla.benchmark.records import Run
@@ -105,19 +105,19 @@ def plan(
 
 def execute(run: Run, *, data_root: Path | None, cache: Path, progress_bar: bool = False) -> dict[str, Any]:
     data = load_data(run.variant, run.seed)
-    network, network_seconds = train(data, run.settings["network"], run.seed)
+    network, network_time = train(data, run.settings["network"], run.seed)
     with torch.no_grad():
         residual = data.validation[1] - network(data.validation[0])
     sigma = float(residual.square().mean().sqrt().clamp_min(1e-3))
     restart_peak_memory()
-    began = time.perf_counter()
+    began = now()
     method = fit(run, network, data, sigma, progress_bar)
-    fitted = time.perf_counter()
+    fitted = now()
     if isinstance(method, LLA):
         method.optimize_prior_precision()
     elif isinstance(method, ScaLLA):
         method.optimize_prior_precision(method="marglik")
-    tuned = time.perf_counter()
+    tuned = now()
     metrics: dict[str, Any] = {"sigma_noise": sigma, **columns(method, *data.test)}
     metrics["prior_precision"] = prior_precision(method)
     metrics["gap"] = None if data.gap is None else columns(method, *data.gap)
@@ -132,9 +132,9 @@ def execute(run: Run, *, data_root: Path | None, cache: Path, progress_bar: bool
         "metrics": metrics,
         "curves": curves,
         "cost": {
-            "fit_seconds": fitted - began,
-            "tuning_seconds": tuned - fitted,
-            "network_seconds": network_seconds,
+            **(fitted - began).named("fit"),
+            **(tuned - fitted).named("tuning"),
+            **network_time.named("network"),
             "peak_memory_mb": peak_memory_mb(),
         },
         "history": [asdict(entry) for entry in method.history] if is_scalla else None,
@@ -161,10 +161,10 @@ def load_data(table: str, seed: int) -> Data:
     )
 
 
-def train(data: Data, settings: dict[str, Any], seed: int) -> tuple[nn.Module, float]:
+def train(data: Data, settings: dict[str, Any], seed: int) -> tuple[nn.Module, Seconds]:
     """Two hidden tanh layers by Adam, on the negative log posterior with noise variance one tenth of the target's."""
     x, y = data.train
-    began = time.perf_counter()
+    began = now()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         width = settings["width"]
@@ -182,7 +182,7 @@ def train(data: Data, settings: dict[str, Any], seed: int) -> tuple[nn.Module, f
                 loss.backward()
                 optimizer.step()
             schedule.step()
-    return network.eval(), time.perf_counter() - began
+    return network.eval(), now() - began
 
 
 def fit(run: Run, network: nn.Module, data: Data, sigma: float, progress_bar: bool) -> MAP | LLA | ScaLLA:

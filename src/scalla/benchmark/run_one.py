@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 from scalla.benchmark import environment
+from scalla.benchmark.clock import now
 from scalla.benchmark.records import SCHEMA_VERSION, Run, without_paths, write_json
 from scalla.benchmark.tasks import TASKS
 
@@ -29,14 +29,13 @@ def run_one(
     out: Path,
     cache: Path,
     data_root: Path | None = None,
-    threads: int | None = None,
+    threads: int = 1,
     progress_bar: bool = False,
 ) -> bool:
     """Execute, write the JSON, say whether it was done."""
-    if threads is not None:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(threads)
     started = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    began = time.perf_counter()
+    began = now()
     content: dict[str, Any] = {
         "schema": SCHEMA_VERSION,
         "run": run.to_json(),
@@ -54,7 +53,8 @@ def run_one(
             content |= {"status": "failed", "error": describe(error)}
         else:
             content |= {"status": "done", **record}
-    content |= {"seconds": time.perf_counter() - began, "warnings": messages}
+    spent = now() - began
+    content |= {"seconds": spent.cpu, "wall_seconds": spent.wall, "warnings": messages}
     done = content["status"] == "done"
     write_json(run.done_path(out) if done else run.failed_path(out), content)
     if done:

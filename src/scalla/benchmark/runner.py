@@ -47,7 +47,7 @@ def run_benchmark(
     out: str | os.PathLike[str] = "results",
     cache: str | os.PathLike[str] = "runs",
     data_root: str | os.PathLike[str] | None = None,
-    threads: int | None = None,
+    threads: int = 1,
     jobs: int = 1,
     network_seed: int | None = None,
     retry_failed: bool = True,
@@ -65,8 +65,8 @@ def run_benchmark(
         out: folder of the JSON files, one a run.
         cache: folder of trained networks and of the runs' logs, which nobody needs to keep.
         data_root: folder of the image data; see `scalla.data.load`.
-        threads: of torch, in each run.
-        jobs: runs at a time. More than one disturbs the timings.
+        threads: of torch, in each run. With one, the processor's seconds are what an idle machine would take.
+        jobs: runs at a time. More than one disturbs the timings by the clock, and little those of the processor.
         network_seed: one network for all seeds, rather than one for each.
         retry_failed: run again what failed before.
         timeout: seconds after which a run counts as failed.
@@ -74,7 +74,7 @@ def run_benchmark(
     """
     if task not in TASKS:
         raise InputError(f"got task={task!r}; choose one of {', '.join(TASKS)}")
-    if jobs < 1 or (threads is not None and threads < 1):
+    if jobs < 1 or threads < 1:
         raise InputError(f"got jobs={jobs} and threads={threads}; wanted at least 1 of each")
     module = TASKS[task]
     root = None if data_root is None else Path(data_root)
@@ -106,7 +106,7 @@ def run_benchmark(
 class Children:
     """The processes of the runs; none of them outlives this one's interest."""
 
-    def __init__(self, out: Path, cache: Path, root: Path | None, threads: int | None, timeout: float | None) -> None:
+    def __init__(self, out: Path, cache: Path, root: Path | None, threads: int, timeout: float | None) -> None:
         self.out, self.cache, self.root, self.threads, self.timeout = out, cache, root, threads, timeout
         self._alive: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
@@ -141,9 +141,7 @@ class Children:
             "threads": self.threads,
             "progress_bar": True,
         }
-        environ = dict(os.environ)
-        if self.threads is not None:
-            environ |= {name: str(self.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        environ = os.environ | {name: str(self.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         with tempfile.TemporaryDirectory() as folder, log.open("wb") as output:
             path = Path(folder) / "task.json"
             path.write_text(json.dumps(task), encoding="utf-8")
@@ -196,8 +194,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", default="results", help="folder of the JSON files")
     parser.add_argument("--cache", default="runs", help="folder of trained networks and logs")
     parser.add_argument("--data", dest="data_root", help="folder of the image data (default: SCALLA_DATA and others)")
-    parser.add_argument("--threads", type=int, help="threads of torch in each run")
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time; more than one disturbs the timings")
+    parser.add_argument("--threads", type=int, default=1, help="threads of torch in each run (default: 1)")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="runs at a time; more than one disturbs the timings by the clock"
+    )
     parser.add_argument("--network-seed", type=int, help="one network for all seeds, rather than one for each")
     parser.add_argument("--no-retry", dest="retry_failed", action="store_false", help="leave failed runs as they are")
     parser.add_argument("--timeout", type=float, help="seconds after which a run counts as failed")

@@ -6,12 +6,12 @@ they are chosen by AUROC of validation images against the context's held-out par
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from scalla.benchmark.clock import Seconds, now
 from scalla.benchmark.images import Images
 from scalla.benchmark.measure import outputs_of, scores_of
 from scalla.benchmark.methods.row import Fitted, Problem, Row, Settings, seeded_fit
@@ -29,37 +29,37 @@ class Tuned:
     method: Fitted
     settings: dict[str, Any]
     trials: list[dict[str, Any]]
-    fit_seconds: float
-    tuning_seconds: float
+    fit_time: Seconds
+    tuning_time: Seconds
 
 
 def fit_row(row: Row, problem: Problem, settings: Settings) -> Tuned:
     """One fit with the settings given, and the marginal likelihood after it where they say so."""
-    start = time.perf_counter()
+    start = now()
     method = seeded_fit(row, problem, settings)
-    fitted = time.perf_counter()
+    fitted = now()
     if settings.get("marglik"):
         assert row.marglik is not None, row.name
         row.marglik(method)
-    return Tuned(method, dict(settings), [], fitted - start, time.perf_counter() - fitted)
+    return Tuned(method, dict(settings), [], fitted - start, now() - fitted)
 
 
 def tune_row(row: Row, problem: Problem, images: Images, settings: Settings) -> Tuned:
     """Every trial of the row, then the best one in full."""
     if not row.trials:
         return fit_row(row, problem, settings)
-    start = time.perf_counter()
+    start = now()
     # A trial may be shorter than the settings given (those of a quick run, say), never longer.
     cheap = {k: min(v, settings[k]) for k, v in row.trial.items()}
-    kept: tuple[dict[str, Any], Fitted, float] | None = None
+    kept: tuple[dict[str, Any], Fitted, Seconds] | None = None
     trials: list[dict[str, Any]] = []
     for trial in row.trials:
         tried = {**settings, **trial, **cheap}
         if kept is None or kept[0] != _before_fit(row, tried):
             kept = None  # so that two of them are never in memory at once
-            began = time.perf_counter()
+            began = now()
             method = seeded_fit(row, problem, tried)
-            kept = _before_fit(row, tried), method, time.perf_counter() - began
+            kept = _before_fit(row, tried), method, now() - began
         if row.reconfigure is not None:
             row.reconfigure(kept[1], tried)
         trials.append({**trial, "value": _judge(row, kept[1], images, tried)})
@@ -67,11 +67,11 @@ def tune_row(row: Row, problem: Problem, images: Images, settings: Settings) -> 
     final = {**settings, **row.trials[best]}
     if kept is not None and kept[0] == _before_fit(row, final) and row.reconfigure is not None:
         row.reconfigure(kept[1], final)
-        return Tuned(kept[1], final, trials, kept[2], time.perf_counter() - start - kept[2])
+        return Tuned(kept[1], final, trials, kept[2], now() - start - kept[2])
     kept = None
-    began = time.perf_counter()
+    began = now()
     method = seeded_fit(row, problem, final)
-    return Tuned(method, final, trials, time.perf_counter() - began, began - start)
+    return Tuned(method, final, trials, now() - began, began - start)
 
 
 def choose_score(method: Fitted, images: Images, settings: Settings) -> dict[str, Any]:

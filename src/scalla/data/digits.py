@@ -77,9 +77,7 @@ def _pyramid(photo: Float32[Tensor, "height width"], size: int) -> list[Tensor]:
     return levels
 
 
-def _draw(
-    levels: list[Tensor], num: int, size: int, rng: np.random.RandomState
-) -> Float32[Tensor, "num size size"]:
+def _draw(levels: list[Tensor], num: int, size: int, rng: np.random.RandomState) -> Float32[Tensor, "num size size"]:
     level = rng.randint(len(levels), size=num)
     place = rng.random_sample((num, 2))
     patches = torch.empty(num, size, size)

@@ -165,9 +165,7 @@ def _fetch(url: str, part: Path, timeout: float, max_bytes: int, progress_bar: b
             while chunk := response.read(CHUNK):
                 done += len(chunk)
                 if done > max_bytes:
-                    raise FileFormatError(
-                        f"{url}: got more than {max_bytes:,} bytes, the most that is wanted"
-                    )
+                    raise FileFormatError(f"{url}: got more than {max_bytes:,} bytes, the most that is wanted")
                 file.write(chunk)
                 bar.update(len(chunk))
     if total is not None and done < total:

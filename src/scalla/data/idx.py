@@ -124,9 +124,7 @@ def _read_header(stream: BufferedIOBase, path: Path) -> tuple[np.dtype, tuple[in
 
 
 def _fits(dims: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
-    return len(dims) == len(shape) and all(
-        want is None or got == want for got, want in zip(dims, shape, strict=True)
-    )
+    return len(dims) == len(shape) and all(want is None or got == want for got, want in zip(dims, shape, strict=True))
 
 
 def _times(dims: tuple[int, ...]) -> str:

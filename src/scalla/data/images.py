@@ -159,9 +159,7 @@ def _what_is_missing(name: str, split: str, place: str, folder: Path) -> str:
 def _download_pair(name: str, split: str, folder: Path, progress_bar: bool) -> tuple[Path, Path]:
     paths = [
         _find(folder, file.name)
-        or download_file(
-            f"{SOURCES[name].url}/{file.name}", folder / file.name, file.md5, progress_bar=progress_bar
-        )
+        or download_file(f"{SOURCES[name].url}/{file.name}", folder / file.name, file.md5, progress_bar=progress_bar)
         for file in _files(name, split)
     ]
     return paths[0], paths[1]
@@ -171,9 +169,7 @@ def _read(
     name: str, split: str, images_path: Path, labels_path: Path, *, as_uint8: bool, allow_subset: bool
 ) -> ImageData:
     most = NUM_IMAGES[split]
-    images = torch.from_numpy(
-        read_idx(images_path, shape=(None, *IMAGE_SIZE), max_bytes=most * math.prod(IMAGE_SIZE))
-    )
+    images = torch.from_numpy(read_idx(images_path, shape=(None, *IMAGE_SIZE), max_bytes=most * math.prod(IMAGE_SIZE)))
     labels = torch.from_numpy(read_idx(labels_path, shape=(None,), max_bytes=most))
     for path, values in ((images_path, images), (labels_path, labels)):
         if values.dtype != torch.uint8:
@@ -201,7 +197,5 @@ def _read(
         labels.long(),
         name,
         split,
-        tuple(
-            SourceFile(p, file_digest(p, "md5"), file_digest(p, "sha256")) for p in (images_path, labels_path)
-        ),
+        tuple(SourceFile(p, file_digest(p, "md5"), file_digest(p, "sha256")) for p in (images_path, labels_path)),
     )

@@ -125,9 +125,7 @@ class Toy1D:
         return TensorDataset(self.x, self.y)
 
 
-def toy_1d(
-    seed: int = 0, *, num: int = 200, noise_std: float = 0.1, dtype: torch.dtype = torch.float32
-) -> Toy1D:
+def toy_1d(seed: int = 0, *, num: int = 200, noise_std: float = 0.1, dtype: torch.dtype = torch.float32) -> Toy1D:
     """y = sin(2x) + x/3 + noise, with x uniform on [−3, −1] ∪ [1, 3]; the grid is 301 points of [−5, 5]."""
     if num < 1 or noise_std < 0:
         raise InputError(f"got num={num} and noise_std={noise_std}; wanted num ≥ 1 and noise_std ≥ 0")

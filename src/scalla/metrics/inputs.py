@@ -24,22 +24,16 @@ def as_float64(name: str, values: Array) -> Tensor:
         tensor = values.detach().cpu().double()
     else:
         if isinstance(values, Sequence) and any(isinstance(v, Tensor) for v in values):
-            raise InputError(
-                f"got {name} as a list of tensors; wanted one tensor: use torch.cat or torch.stack"
-            )
+            raise InputError(f"got {name} as a list of tensors; wanted one tensor: use torch.cat or torch.stack")
         try:
             array = np.asarray(values)
         except ValueError as error:
-            raise InputError(
-                f"got {name} as a nested list that is not rectangular; wanted one array"
-            ) from error
+            raise InputError(f"got {name} as a nested list that is not rectangular; wanted one array") from error
         if array.dtype.kind not in "fiub":
             raise InputError(f"got {name} of dtype {array.dtype}; wanted real numbers")
         tensor = torch.from_numpy(np.array(array, dtype=np.float64, order="C"))
     if tensor.numel() == 0:
-        raise InputError(
-            f"got {name} of shape {tuple(tensor.shape)}, which is empty; wanted at least one input"
-        )
+        raise InputError(f"got {name} of shape {tuple(tensor.shape)}, which is empty; wanted at least one input")
     num_nan = int(tensor.isnan().sum())
     if num_nan:
         raise InputError(
@@ -54,9 +48,7 @@ def as_finite(name: str, values: Array) -> Tensor:
     tensor = as_float64(name, values)
     num_inf = int(tensor.isinf().sum())
     if num_inf:
-        raise InputError(
-            f"got {num_inf} infinite among the {tensor.numel()} values of {name}; wanted finite numbers"
-        )
+        raise InputError(f"got {num_inf} infinite among the {tensor.numel()} values of {name}; wanted finite numbers")
     return tensor
 
 

@@ -87,9 +87,7 @@ def _counts(
     return thresholds, false_pos, true_pos
 
 
-def _sorted_scores(
-    scores_in: Array, scores_out: Array
-) -> tuple[Float64[Tensor, " N_in"], Float64[Tensor, " N_out"]]:
+def _sorted_scores(scores_in: Array, scores_out: Array) -> tuple[Float64[Tensor, " N_in"], Float64[Tensor, " N_out"]]:
     sorted_scores = []
     for name, values in (("scores_in", scores_in), ("scores_out", scores_out)):
         scores = as_float64(name, values)
