@@ -4,7 +4,8 @@ fit         FashionMNIST train; in the `tuned` protocol without its last tenth
 validation  that last tenth: the only data on which a hyper-parameter is chosen
 test        FashionMNIST test
 context     MNIST test; in the `tuned` protocol without its last fifth, on which OOD choices are made
-OOD         KMNIST test, and the last 10,000 of MNIST's *training* images, which nothing else ever sees
+OOD         KMNIST test, the last 10,000 of MNIST's *training* images, which nothing else ever sees, and those of
+            `out_sets`
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from scalla.benchmark.out_sets import NUM_IMAGES, more_out_sets
 from scalla.data import ImageData, load
 
 NUM_OOD_MNIST = 10_000
@@ -72,7 +74,11 @@ def load_images(sizes: Sizes, root: Path | None = None, *, allow_subset: bool = 
         test=_first(sets["FashionMNIST", "test"], sizes.test),
         context=context[:num_context],
         context_held_out=context[num_context:] if num_context < len(context) else None,
-        out={"KMNIST": _first(sets["KMNIST", "test"], sizes.test)[0], "MNIST": as_float(mnist)},
+        out={
+            "KMNIST": _first(sets["KMNIST", "test"], sizes.test)[0],
+            "MNIST": as_float(mnist),
+            **more_out_sets(min(NUM_IMAGES, num_out)),
+        },
     )
 
 

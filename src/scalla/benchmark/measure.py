@@ -17,6 +17,7 @@ from scalla.baselines.protocol import Detector
 from scalla.benchmark.as_published import double_softmax_entropy
 from scalla.benchmark.clock import Seconds, now
 from scalla.benchmark.images import Images, as_bytes
+from scalla.benchmark.shift import NUM_SHIFTED, SHIFTS
 from scalla.metrics import (
     accuracy,
     accuracy_rejection_curve,
@@ -118,6 +119,7 @@ def measure(method: Any, images: Images, *, num_samples: int) -> dict[str, Any]:
         name: {score: detection(inside[score], values) for score, values in scores.items()}
         for name, scores in outside.items()
     }
+    metrics["shift"] = shift_of(method, images, inside, num_samples=num_samples)
     curves["ood"] = {}
     for score in (s for s in DRAWN_SCORES if s in inside):
         values = {"FashionMNIST": inside[score]} | {name: scores[score] for name, scores in outside.items()}
@@ -136,6 +138,33 @@ def measure(method: Any, images: Images, *, num_samples: int) -> dict[str, Any]:
     return {"metrics": metrics, "curves": curves, "gallery": {"score": drawn, "sets": gallery}}
 
 
+def shift_of(
+    method: Any, images: Images, inside: dict[str, Tensor], *, num_samples: int
+) -> dict[str, list[dict[str, Any]]]:
+    """Quality and scores on the first test images as they are (severity 0) and in growing shift."""
+    x, y = (t[:NUM_SHIFTED] for t in images.test)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for kind, (severities, shift) in SHIFTS.items():
+        found[kind] = []
+        for severity in (0.0, *severities):
+            moved = x if severity == 0 else shift(x, severity)
+            entry: dict[str, Any] = {"severity": severity}
+            if isinstance(method, Detector):
+                scores = scores_of(method, moved, num_samples=num_samples)
+            else:
+                outputs = outputs_of(method, moved, num_samples=num_samples)
+                scores = outputs.scores
+                entry |= {
+                    "accuracy": accuracy(outputs.probs, y),
+                    "nll": nll(outputs.probs, y),
+                    "ece": reliability(outputs.probs, y).ece,
+                }
+            entry["scores"] = {name: float(values.mean()) for name, values in scores.items()}
+            entry["auc"] = {name: auroc(inside[name], values) for name, values in scores.items()}
+            found[kind].append(entry)
+    return found
+
+
 def detection(inside: Tensor, outside: Tensor) -> dict[str, float]:
     return {"auc": auroc(inside, outside), "fpr95": fpr95(inside, outside), "aupr": aupr(inside, outside)}
 
@@ -150,7 +179,7 @@ def roc_points(inside: Tensor, outside: Tensor) -> dict[str, list[float]]:
 
 
 def histograms(scores: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Counts in bins common to all sets, between the 0.5% and 99.5% quantiles of all; what is beyond, in the end bins."""
+    """Counts in bins common to all sets, from the 0.5% to the 99.5% quantile of all; the end bins hold the rest."""
     everything = torch.cat([*scores.values()]).sort().values
     everything = everything[everything.isfinite()]
     low = float(everything[int(0.005 * (len(everything) - 1))])
@@ -186,8 +215,9 @@ def encode_image(image: Tensor) -> str:
 def prediction_cost(
     method: Any, model: nn.Module, x: Tensor, *, num_samples: int, seconds: float = 10.0
 ) -> dict[str, Any]:
-    """Microseconds of the processor (`_wall`: of the clock) an input: the network's own pass, and from x to probabilities (or to the score), in turns.
+    """Microseconds of the processor (`_wall`: of the clock) an input: the network's own pass, and x → probabilities.
 
+    (Of a detector, x → score.) They are called in turns, so that a busy machine slows all of them.
     Where the predictive is Gaussian the probabilities are by probit, without samples; `_mc` is the mean softmax over
     `num_samples` samples, the one that the metrics are of.
     """

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -75,7 +76,7 @@ def build_network(seed: int) -> nn.Sequential:
         widths = (1, 16, 32, 64)
         blocks = [
             (nn.Conv2d(a, b, 3, padding=1, bias=False), nn.ReLU(), nn.MaxPool2d(2))
-            for a, b in zip(widths, widths[1:], strict=False)
+            for a, b in itertools.pairwise(widths)
         ]
         network = nn.Sequential(
             *(layer for block in blocks for layer in block),
