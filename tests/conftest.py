@@ -1,4 +1,4 @@
-"""One thread, and the guards that every test shares."""
+"""One thread, shapes checked at run time, and the guards that every test shares."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from jaxtyping import install_import_hook
 
 torch.set_num_threads(1)
+install_import_hook("scalla", "shapes.checker")
 
 
 def process_state() -> dict[str, object]:

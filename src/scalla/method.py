@@ -268,10 +268,10 @@ class ScaLLA(LinearizedPredictive):
         pred_type: str = "glm",
         method: str = "marglik",
         n_steps: int = 100,
-        init_prior_prec: float | Tensor | None = None,
+        init_prior_prec: float | Tensor = 1.0,
         prior_structure: str = "scalar",
         val_loader: Loader | None = None,
-        loss: Callable[[Prediction, Tensor], Tensor] | None = None,
+        loss: tuning.Loss | None = None,
         log_prior_prec_min: float = -4,
         log_prior_prec_max: float = 4,
         grid_size: int = 100,
@@ -286,8 +286,9 @@ class ScaLLA(LinearizedPredictive):
         """Set the prior precision (and with `tune` the temperature or the noise) to what suits the data best.
 
         "marglik": the evidence, solved exactly. "gridsearch": the least held-out loss on a grid; `loss` takes a
-        Prediction and labels and returns one number for each input (NLL by default). "gradient": the held-out
-        NLL, minimised in any of prior_precision, temperature and sigma_noise.
+        Prediction and labels and returns one number for each input (NLL by default), or is a torchmetrics metric
+        of what a call returns. "gradient": the held-out NLL, minimised in any of prior_precision (from
+        `init_prior_prec` on), temperature and sigma_noise.
         """
         if pred_type in tuning.METHODS:  # optimize_prior_precision("marglik") reads well, too
             pred_type, method = "glm", pred_type
@@ -300,14 +301,15 @@ class ScaLLA(LinearizedPredictive):
                 "prior cannot exist here: use 'scalar'"
             )
         posterior = self._posterior
-        if init_prior_prec is not None:
-            self.prior_precision = init_prior_prec
+        init = _positive_tensor(init_prior_prec, "init_prior_prec")
         if method == "marglik":
             self._set(tuning.by_evidence(posterior, tune=tune, num_steps=n_steps))
         elif val_loader is None:
             raise InputError(f"got method={method!r} without val_loader; it needs held-out data (x, y)")
         elif method == "gradient":
             held_out = self._held_out(val_loader, progress_bar=progress_bar)
+            if "prior_precision" in tune:
+                self.prior_precision = init
             self._set(tuning.by_gradient(posterior, held_out, tune=tune, num_steps=n_steps))
         else:
             grid = torch.logspace(

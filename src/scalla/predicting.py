@@ -117,6 +117,7 @@ class LinearizedPredictive(nn.Module):
         Without a generator the draws are a function of the seed: every call sees the same S functions, so that
         samples are coherent across batches. `function_sampler` gives coherent functions of a generator.
         """
+        pred_type, n_samples, generator = _argument_order(pred_type, n_samples, generator)
         check_pred_type(pred_type)
         if diagonal_output:
             return self._diagonal_samples(self.predict(x, n_samples=0), n_samples, generator)
@@ -132,6 +133,7 @@ class LinearizedPredictive(nn.Module):
         diagonal_output: bool = False,
     ) -> Float[Tensor, "S B C"]:
         """Function samples through the link: class probabilities; for regression the samples themselves."""
+        pred_type, n_samples, generator = _argument_order(pred_type, n_samples, generator)
         samples = self.functional_samples(x, n_samples, generator, pred_type=pred_type, diagonal_output=diagonal_output)
         if self.likelihood == "regression":
             return samples
@@ -230,6 +232,13 @@ def _mean_probs(samples: Float[Tensor, "S B C"]) -> Float[Tensor, "B C"]:
     if samples.shape[-1] > 1:
         return mean_softmax([samples])[0]
     return torch.sigmoid(samples).mean(0)
+
+
+def _argument_order(pred_type: str, n_samples: Any, generator: Any) -> tuple[str, Any, Any]:
+    """laplace-torch's order is (x, pred_type, n_samples): samples(x, "glm", 50) is understood, too."""
+    if not isinstance(n_samples, str):
+        return pred_type, n_samples, generator
+    return n_samples, 100 if generator is None else generator, None
 
 
 def check_pred_type(pred_type: str) -> None:

@@ -6,10 +6,12 @@ All of it happens in the eigenbasis of H: with G U for the held-out features, th
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -22,6 +24,9 @@ from scalla.types import InputError, Link
 #: the range in which the evidence is searched
 LOG10_DELTA_RANGE = (-12.0, 12.0)
 
+
+#: of a prediction and its labels, one number for each input; or a torchmetrics metric (update, compute, reset)
+Loss: TypeAlias = Callable[[Prediction, Tensor], Tensor] | Any
 
 METHODS = ("marglik", "gridsearch", "gradient")
 
@@ -55,7 +60,7 @@ def by_grid(
     *,
     link: Link,
     noise: Float[Tensor, "m S"],
-    loss: Callable[[Prediction, Tensor], Tensor],
+    loss: Loss,
 ) -> TunedValues:
     """The δ of the grid with the least held-out loss."""
     delta, losses = grid_prior_precision(posterior, held_out, grid, link=link, noise=noise, loss=loss)
@@ -131,7 +136,7 @@ def grid_prior_precision(
     *,
     link: Link,
     noise: Float[Tensor, "m S"],
-    loss: Callable[[Prediction, Tensor], Tensor] = held_out_nll,
+    loss: Loss = held_out_nll,
 ) -> tuple[float, list[float]]:
     """The δ of the grid with the least mean held-out loss, and the loss of each; an edge is a warning."""
     losses: list[float] = []
@@ -139,6 +144,7 @@ def grid_prior_precision(
     for delta in grid:
         scale = vectors * (values / posterior.temperature + delta).rsqrt()
         total, count = 0.0, 0
+        metric = _MetricLoss(loss) if hasattr(loss, "update") and hasattr(loss, "compute") else None
         for batch in held_out:
             factor = batch.features @ scale.to(batch.features)
             prediction = Prediction(
@@ -149,9 +155,12 @@ def grid_prior_precision(
                 noise=noise.to(factor),
                 noise_var=_noise_var(posterior),
             )
+            if metric is not None:
+                metric.update(prediction, batch.labels)
+                continue
             total += float(loss(prediction, batch.labels).double().sum())
             count += len(batch.outputs)
-        losses.append(total / count)
+        losses.append(metric.value() if metric is not None else total / count)
     finite = [value if math.isfinite(value) else math.inf for value in losses]
     best = min(range(len(grid)), key=finite.__getitem__)
     if not math.isfinite(finite[best]):
@@ -164,6 +173,25 @@ def grid_prior_precision(
             stacklevel=3,
         )
     return float(grid[best]), losses
+
+
+class _MetricLoss:
+    """A torchmetrics metric, fed as laplace-torch feeds it: probabilities, or (mean, covariance) where it takes both."""
+
+    def __init__(self, metric: Any) -> None:
+        self.metric = metric
+        metric.reset()
+
+    def update(self, prediction: Prediction, labels: Tensor) -> None:
+        if prediction.likelihood == "classification":
+            self.metric.update(prediction.probs, labels)
+        elif len(inspect.signature(self.metric.update).parameters) > 2:
+            self.metric.update(prediction.mean, prediction.cov, labels)
+        else:
+            self.metric.update(prediction.mean, labels)
+
+    def value(self) -> float:
+        return float(self.metric.compute().sum())
 
 
 def by_gradient(
