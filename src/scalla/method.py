@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
-from scalla.batches import EndlessBatches, inputs_of, labels_of
+from scalla.batches import EndlessBatches
 from scalla.features import FeatureMap, undone_on_error
 from scalla.fitting import FitData, run_fit, sum_ggn
 from scalla.functional import ParameterFilter, batch_size
-from scalla.ggn import GGNSums, check_inputs
+from scalla.ggn import GGNSums
 from scalla.kernel_error import KernelError, exact_kernel, kernel_error, without_cross_groups
-from scalla.likelihoods import check_labels
 from scalla.posterior import Posterior
-from scalla.predictive import Prediction
 from scalla.probes import PROBES, Probe
 from scalla.saving import CONSTRUCTOR_KEYS, read_posterior, restore, save_posterior
 from scalla.training import HistoryEntry, Schedule, TrainingSettings
@@ -249,6 +245,8 @@ class ScaLLA(TunablePredictive):
             weights_sq_norm=float(torch.stack(shifted).sum()),
             num_params=sum(p.numel() for p in features.params.values()),
         )
+
+    # ---------------------------------------------------------------- kernel
 
     def kernel_error(self, x: Inputs, context: Inputs | None = None) -> KernelError:
         """Relative error of g gᵀ against the exact NTK at x, and the floor of rank m.

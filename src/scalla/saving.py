@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from scalla.checkpoint import architecture_of, check_architecture, read_file, weights_digest, write_file
+from scalla.features import FeatureMap
+from scalla.ggn import GGNSums
 from scalla.posterior import Posterior
+from scalla.training import HistoryEntry
 from scalla.types import FileFormatError
 
 if TYPE_CHECKING:
@@ -90,6 +93,28 @@ def read_posterior(
             stacklevel=3,
         )
     return tensors, meta
+
+
+def restore(la: ScaLLA, tensors: dict[str, Tensor], meta: dict[str, Any], path: object) -> None:
+    """Give a ScaLLA that is not fitted yet the surrogate and the posterior that `read_posterior` found."""
+    chosen = set(meta["parameters"])
+    params = {k: p.detach() for k, p in la.model.named_parameters() if k in chosen}
+    features = FeatureMap(
+        la.model, params, num_outputs=meta["num_outputs"], num_features=la.num_features, dict_key_y=la.dict_key_y
+    )
+    if meta["head"] is not None:
+        la.surrogate = features.rebuild(la.surrogate_kind, meta["head"], la.surrogate_options)
+    assert la.surrogate is not None
+    features.install(la.surrogate)
+    features.scale = meta["feature_scale"]
+    load_tensors(la.surrogate, tensors, path)
+    la.surrogate.eval()
+    la.feature_map = features
+    la.history = [HistoryEntry(**entry) for entry in meta["history"]]
+    la.sigma_noise = tensors["sigma_noise"]
+    device = features.plain.device
+    sums = GGNSums(tensors["posterior.ggn"].to(device), tensors["posterior.loss"].to(device), meta["num_data"])
+    la.posterior = la._posterior_of(features, sums)
 
 
 def load_tensors(surrogate: nn.Module, tensors: dict[str, Tensor], path: object) -> None:
