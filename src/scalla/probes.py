@@ -22,8 +22,8 @@ def draw_probe(like: dict[str, Tensor], *, kind: Probe, seed: int, step: int, in
     """One direction in parameter space, shaped like the parameters."""
     if kind not in PROBES:
         raise InputError(f"got probe={kind!r}; choose one of {', '.join(PROBES)}")
-    # Drawn on the CPU: the same direction whatever the device.
-    generator = torch.Generator().manual_seed(mix_seed(seed, step, index))
+    # Drawn on the CPU and in float32: the same direction whatever the device and the defaults.
+    generator = torch.Generator("cpu").manual_seed(mix_seed(seed, step, index))
     draw = _rademacher if kind == "rademacher" else _gaussian
     return {name: draw(p.numel(), generator).to(device=p.device, dtype=p.dtype).view_as(p) for name, p in like.items()}
 
@@ -41,16 +41,18 @@ def mix_seed(*numbers: int) -> int:
 
 _MASK = (1 << 64) - 1
 # Row b holds the eight signs that the bits of byte b stand for: ten times faster than one draw per entry.
-_SIGNS = torch.tensor([[1.0 - 2.0 * (byte >> bit & 1) for bit in range(8)] for byte in range(256)])
+_SIGNS = torch.tensor(
+    [[1.0 - 2.0 * (byte >> bit & 1) for bit in range(8)] for byte in range(256)], dtype=torch.float32, device="cpu"
+)
 
 
 def _rademacher(count: int, generator: torch.Generator) -> Tensor:
     # random_() fills 63 of 64 bits: the top byte of each word is left out.
     num_words = -(-count // 56)
-    words = torch.empty(num_words, dtype=torch.int64).random_(generator=generator)
+    words = torch.empty(num_words, dtype=torch.int64, device="cpu").random_(generator=generator)
     octets = words.view(torch.uint8).view(num_words, 8)[:, :7].reshape(-1)
     return torch.nn.functional.embedding(octets.int(), _SIGNS).view(-1)[:count]
 
 
 def _gaussian(count: int, generator: torch.Generator) -> Tensor:
-    return torch.randn(count, generator=generator)
+    return torch.randn(count, generator=generator, dtype=torch.float32, device="cpu")
