@@ -25,7 +25,7 @@ CHUNK_VALUES = 2**18
 WANTED = {
     "images": "images (N, channels, height, width)",
     "tokens": "token ids (N, length)",
-    "rows": "rows (N, columns)",
+    "rows": "rows of real numbers (N, …)",
 }
 
 
@@ -37,12 +37,14 @@ class Context(Dataset[Any], abc.ABC):
     when the first is asked for. `a + b` is a mixture in equal shares; a list `[a, b]` makes a group of each.
 
     Args:
-        inputs: training inputs: a tensor, a mapping, a dataset or a loader; labels play no part.
+        inputs: training inputs: a tensor, a mapping, a dataset or a loader; labels play no part. For a mapping whose
+            inputs have an unusual name, `read_inputs(mapping, dict_key_x=...)`.
         seed: decides everything random.
         size: how many there are as a Dataset; by default as many as training inputs, but at most 10,000.
     """
 
-    kind: ClassVar[Kind]
+    #: what it can be made of, and makes
+    kinds: ClassVar[tuple[Kind, ...]]
 
     inputs: Any = field(repr=False)
     seed: int = field(default=0, kw_only=True)
@@ -51,9 +53,9 @@ class Context(Dataset[Any], abc.ABC):
     def __post_init__(self) -> None:
         name = type(self).__name__
         object.__setattr__(self, "inputs", read_inputs(self.inputs))
-        if self.source.kind != self.kind:
+        if self.source.kind not in self.kinds:
             raise InputError(
-                f"{name} makes {self.kind} and got {WANTED[self.source.kind]}; wanted {WANTED[self.kind]}: "
+                f"{name} got {WANTED[self.source.kind]}; wanted {' or '.join(WANTED[k] for k in self.kinds)}: "
                 f"scalla.context.default(inputs) takes what suits them"
             )
         if self.size is not None and self.size < 1:
@@ -149,44 +151,90 @@ class Mixture(Context):
         # Each part has a seed of its own: the same would have them start from the same training inputs.
         made = concatenate([p._made(n, mix_seed(seed, p.seed, i)) for i, (p, n) in enumerate(pairs) if n])
         order = torch.randperm(num, generator=torch.Generator().manual_seed(mix_seed(seed, len(self.parts))))
-        return {k: v[order] for k, v in made.items()} if isinstance(made, dict) else made[order]  # type: ignore[index]
+        return {k: v[order] for k, v in made.items()} if isinstance(made, dict) else made[order]
 
     def _draw(self, num: int, rng: torch.Generator) -> Inputs:
         raise AssertionError("a mixture draws nothing itself")
 
 
-class ImageContext(Context):
-    """Images in the range, the dtype and the shape of the training images."""
+class ValueContext(Context):
+    """Real numbers in the dtype and the shape of the training inputs; images in their range, too."""
 
-    kind = "images"
+    kinds: ClassVar[tuple[Kind, ...]] = ("images", "rows")
 
     @final
-    def _draw(self, num: int, rng: torch.Generator) -> Tensor:
-        images = self._draw_images(num, rng)
-        assert images.shape == (num, *self.source.values.shape[1:]), (type(self).__name__, images.shape)
-        low, high = self._range
-        return images.clamp(low, high).to(self.source.values.dtype)
+    def _draw(self, num: int, rng: torch.Generator) -> Inputs:
+        source = self.source
+        values = self._draw_values(num, rng)
+        assert values.shape == (num, *source.values.shape[1:]), (type(self).__name__, values.shape)
+        if source.kind == "images":
+            values = values.clamp(*self._range)
+        values = values.to(source.values.dtype)
+        if source.columns is None:
+            return values
+        # What a mapping holds beside its inputs goes with them as some training input has it.
+        rows = torch.randint(len(source), (num,), generator=rng)
+        return {k: v[rows] for k, v in source.columns.items()} | {source.key: values}
 
     @abc.abstractmethod
-    def _draw_images(self, num: int, rng: torch.Generator) -> Float[Tensor, "num channels height width"]:
-        """Images; what is out of range is clamped afterwards."""
+    def _draw_values(self, num: int, rng: torch.Generator) -> Float[Tensor, "num ..."]:
+        """Images or rows; images that are out of range are clamped afterwards."""
 
-    def _some(self, num: int, rng: torch.Generator) -> Float[Tensor, "num channels height width"]:
-        """Training images drawn at random, in float32 (or float64 if they are)."""
+    @property
+    def _wide(self) -> torch.dtype:
+        """What it is computed in."""
+        return torch.float64 if self.source.values.dtype == torch.float64 else torch.float32
+
+    def _some(self, num: int, rng: torch.Generator) -> Float[Tensor, "num ..."]:
+        """Training inputs drawn at random."""
         rows = torch.randint(len(self.source), (num,), generator=rng)
-        images = self.source.values[rows]
-        return images if images.dtype == torch.float64 else images.float()
+        return self.source.values[rows].to(self._wide)
+
+    def _others(self, inputs: Tensor, rng: torch.Generator, *, candidates: int = 4) -> Float[Tensor, "num ..."]:
+        """For each input the most distant of a few training inputs: rarely one of the same class."""
+        num = len(inputs)
+        drawn = self._some(num * candidates, rng).view(candidates, *inputs.shape)
+        distances = (drawn - inputs).flatten(2).square().sum(-1)
+        return drawn[distances.argmax(0), torch.arange(num)]
 
     @cached_property
     def _range(self) -> tuple[Tensor, Tensor]:
         """Least and greatest value of each channel, (channels, 1, 1)."""
-        wide = torch.float64 if self.source.values.dtype == torch.float64 else torch.float32
-        return self.source.low.to(wide), self.source.high.to(wide)
+        return self.source.low.to(self._wide), self.source.high.to(self._wide)
 
-    def _luminance(self, images: Tensor) -> Float[Tensor, "num height width"]:
-        """The mean of the channels, each on the scale of its range."""
+
+class ImageContext(ValueContext):
+    """Images in the range, the dtype and the shape of the training images."""
+
+    kinds = ("images",)
+
+    @property
+    def _side(self) -> tuple[int, int]:
+        height, width = self.source.values.shape[2:]
+        return height, width
+
+    def _paper(self, num: int, rng: torch.Generator) -> Float[Tensor, "num channels 1 1"]:
+        """Backgrounds: what is in a corner of a training image, drawn at random."""
+        images = self.source.values
+        rows = torch.randint(len(images), (num,), generator=rng)
+        down, right = torch.randint(2, (2, num), generator=rng)
+        corners = images[rows, :, down * (images.shape[2] - 1), right * (images.shape[3] - 1)]
+        return corners.to(self._wide)[..., None, None]
+
+    def _ink(self, paper: Tensor, rng: torch.Generator, *, least: float = 0.5) -> Float[Tensor, "num channels 1 1"]:
+        """Colours on the far side of the range: at least `least` of the way there in one channel."""
         low, high = self._range
-        return ((images - low) / (high - low).clamp_min(1e-12)).mean(1)
+        far = torch.where(high - paper > paper - low, high, low)
+        num, channels = paper.shape[:2]
+        hue = torch.rand(num, channels, 1, 1, generator=rng, dtype=self._wide)
+        contrast = uniform((num, 1, 1, 1), least, 1, rng, dtype=self._wide)
+        return paper + contrast * (hue / hue.amax(1, keepdim=True).clamp_min(1e-6)) * (far - paper)
+
+
+def uniform(
+    shape: tuple[int, ...], low: float, high: float, rng: torch.Generator, *, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    return low + (high - low) * torch.rand(shape, generator=rng, dtype=dtype)
 
 
 def concatenate(parts: Sequence[Any]) -> Any:

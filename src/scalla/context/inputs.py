@@ -16,17 +16,19 @@ from scalla.ggn import check_inputs
 from scalla.types import InputError, Inputs
 
 Kind: TypeAlias = Literal["images", "tokens", "rows"]
+#: where mappings hold their inputs, if `dict_key_x` does not say it
+USUAL_KEYS = ("input_ids", "pixel_values", "inputs_embeds", "x")
 #: inputs of a dataset or a loader that are kept, drawn at random; a tensor is never copied
 MAX_KEPT = 20_000
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingInputs:
-    """`images` (N, channels, height, width) and `rows` (N, columns) of real numbers, or `tokens` (N, length)."""
+    """`images` (N, channels, height, width) and `rows` (N, …) of real numbers, or `tokens` (N, length)."""
 
     kind: Kind
     values: Tensor
-    #: of a mapping: all of its tensors, and the key of the token ids among them
+    #: of a mapping: all of its tensors, and the key of the inputs among them
     columns: Mapping[str, Tensor] | None = None
     key: str = ""
 
@@ -43,8 +45,12 @@ class TrainingInputs:
         return self.values.amax(_all_but_channels(self.values), keepdim=True)[0]
 
 
-def read_inputs(inputs: Any, *, dict_key_x: str = "input_ids", dict_key_y: str = "labels") -> TrainingInputs:
-    """Tensors and mappings are taken as inputs, (x, y) pairs for their x; labels play no part."""
+def read_inputs(inputs: Any, *, dict_key_x: str | None = None, dict_key_y: str = "labels") -> TrainingInputs:
+    """Tensors and mappings are taken as inputs, (x, y) pairs for their x; labels play no part.
+
+    `dict_key_x` is the key of a mapping under which its token ids, images or rows are: by default the first of
+    "input_ids", "pixel_values", "inputs_embeds" and "x" that there is.
+    """
     if isinstance(inputs, TrainingInputs):
         return inputs
     if isinstance(inputs, Tensor | Mapping):
@@ -74,28 +80,31 @@ def _kind_of(x: Tensor) -> Kind:
     real = x.is_floating_point()
     if real and x.ndim == 4 and min(x.shape[1:]) > 0:
         return "images"
-    if real and x.ndim == 2:
+    if real and x.ndim >= 2 and x[0].numel() > 0:
         return "rows"
-    if not real and x.ndim == 2 and x.dtype in (torch.int64, torch.int32):
+    if x.ndim == 2 and x.shape[1] > 0 and x.dtype in (torch.int64, torch.int32):
         return "tokens"
     hint = ": scale them as your network takes them, images.float() / 255 say" if x.dtype == torch.uint8 else ""
     raise InputError(
         f"got training inputs of shape {tuple(x.shape)} and dtype {x.dtype}; wanted images (N, channels, height, "
-        f"width) or rows (N, columns) of real numbers, or token ids (N, length) of int64{hint}"
+        f"width) or rows (N, …) of real numbers, or token ids (N, length) of int64{hint}"
     )
 
 
-def _of_mapping(columns: dict[str, Any], key: str) -> TrainingInputs:
+def _of_mapping(columns: dict[str, Any], key: str | None) -> TrainingInputs:
     found = {k: v.detach().cpu() for k, v in columns.items() if isinstance(v, Tensor)}
-    if key not in found or _kind_of(found[key]) != "tokens":
+    key = key if key is not None else next((k for k in USUAL_KEYS if k in found), None)
+    if key is None or key not in found:
+        wanted = repr(key) if key is not None else "one of " + ", ".join(map(repr, USUAL_KEYS))
         raise InputError(
-            f"got a mapping with tensors under {sorted(map(str, found))}; wanted token ids (N, length) of int64 under "
-            f"{key!r} (set dict_key_x)"
+            f"got a mapping with tensors under {sorted(map(str, found))}; wanted its inputs under {wanted}: "
+            "scalla.context.read_inputs(mapping, dict_key_x=...) says where they are"
         )
+    kind = _kind_of(found[key])
     wrong = [k for k, v in found.items() if v.ndim == 0 or len(v) != len(found[key])]
     if wrong:
         raise InputError(f"got {', '.join(wrong)} of another length than {key!r}; wanted one row for each input")
-    return TrainingInputs("tokens", found[key], found, key)
+    return TrainingInputs(kind, found[key], found, key)
 
 
 def _few_of(dataset: Dataset[Any]) -> Dataset[Any]:
@@ -144,7 +153,7 @@ def _joined(blocks: list[Inputs]) -> Inputs:
         kinds = sorted({type(x).__name__ for x in blocks})
         raise InputError(f"got inputs of type {', '.join(kinds)}; wanted tensors or mappings of tensors")
     keys = [k for k, v in blocks[0].items() if isinstance(v, Tensor) and v.ndim]  # type: ignore[union-attr]
-    return {k: _padded([x[k] for x in blocks], k, blocks) for k in keys}  # type: ignore[index, call-overload]
+    return {k: _padded([x[k] for x in blocks], k, blocks) for k in keys}  # type: ignore[index]
 
 
 def _padded(parts: list[Tensor], key: str, blocks: list[Inputs]) -> Tensor:
