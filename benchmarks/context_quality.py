@@ -1,0 +1,279 @@
+"""How far a score learned against a generated context carries: `python benchmarks/context_quality.py`.
+
+For FashionMNIST and the benchmark's trained network (`tuned`, seed 1), two small classifiers learn to tell training
+images from each context of `scalla.context`: `pixels`, a CNN on the images, and `gate`, an MLP on the network's
+penultimate features (`scalla.baselines.controls.ContextClassifier` both). Then they score images of neither kind.
+
+choice  held-out training images against the context's own held-out images, scikit-learn's digits and patches of a
+        photograph: these columns alone choose the default
+test    FashionMNIST test images against KMNIST, MNIST, glyphs, automata and noise: no choice looks at them
+
+Every part alone; then mixtures: the parts in the order of their criterion, one more at a time. The criterion is the
+mean AUROC over both classifiers, digits and photos. The last row is the published context, MNIST's test images, for
+comparison: it is data of another source.
+
+What is measured is in <out>/context_quality.json after each fit, and not measured again; the table goes to standard
+output and into the page of documentation, between its markers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import scalla.context
+from scalla.baselines.controls import ContextClassifier
+from scalla.baselines.detectors.features import Penultimate
+from scalla.benchmark import environment
+from scalla.benchmark.images import Images, checksums, load_images, sizes_of
+from scalla.benchmark.network import network_settings, trained_network
+from scalla.benchmark.records import digest_of, write_json
+from scalla.context import (
+    Context,
+    Extrapolation,
+    FeatureExtrapolation,
+    ImageMix,
+    Mixture,
+    PatchShuffle,
+    PhaseScramble,
+    Strokes,
+    StrongAugment,
+    Textures,
+    read_inputs,
+)
+from scalla.metrics import auroc
+
+PARTS = (
+    PatchShuffle,
+    StrongAugment,
+    ImageMix,
+    PhaseScramble,
+    Textures,
+    Strokes,
+    Extrapolation,
+    FeatureExtrapolation,
+)
+PUBLISHED = "MNIST test images"
+JUDGES = ("pixels", "gate")
+CRITERION = ("digits", "photos")
+CHOICE, TEST = ("own", *CRITERION), ("KMNIST", "MNIST", "glyphs", "automata", "noise")
+MARKERS = ("<!-- table: benchmarks/context_quality.py -->", "<!-- end of table -->")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that decides the numbers, besides data and code."""
+
+    num_context: int = 10_000
+    num_held_out: int = 2000
+    num_scored: int = 2000
+    num_epochs: int = 8
+    network_seed: int = 1
+    quick: bool = False
+
+
+class Measurement:
+    """The images, the network's features of them, and two classifiers for each context."""
+
+    def __init__(self, settings: Settings, *, cache: Path, data_root: Path | None) -> None:
+        self.settings = settings
+        data = checksums(data_root, allow_subset=settings.quick)
+        self.identity = digest_of({"settings": dataclasses.asdict(settings), "data": data, "code": source_digest()})
+        images = load_images(sizes_of("tuned", quick=settings.quick), data_root, allow_subset=settings.quick)
+        network = trained_network(
+            images,
+            network_settings("tuned", quick=settings.quick),
+            seed=settings.network_seed,
+            data=data,
+            folder=cache / "networks",
+            progress_bar=True,
+        ).model
+        self.features = features_of(network)
+        self.published = images.context
+        self.inputs = read_inputs(images.train[0])
+        self.parts: dict[str, Callable[[int], Context]] = {
+            part.__name__: lambda seed, part=part: part(self.inputs, seed=seed) for part in PARTS
+        }
+        self.parts["FeatureExtrapolation"] = lambda seed: FeatureExtrapolation(self.inputs, network, seed=seed)
+        self.sets = scored_sets(images, settings.num_scored)
+        self.train = {"pixels": images.train[0], "gate": self.features(images.train[0])}
+        self.scored = {"pixels": self.sets, "gate": {name: self.features(x) for name, x in self.sets.items()}}
+
+    def of(self, names: Sequence[str], seed: int) -> dict[str, Any]:
+        """AUROC of both classifiers on every set, learned against the mixture of these parts."""
+        num, held_out = self.settings.num_context, self.settings.num_held_out
+        began = time.process_time()
+        if names == (PUBLISHED,):
+            order = torch.randperm(len(self.published), generator=torch.Generator().manual_seed(seed))
+            held_out = min(held_out, len(order) // 10)
+            made = self.published[order]
+        else:
+            context = Mixture(tuple(self.parts[name](seed) for name in names), seed=seed)
+            made = context.generate(num + held_out)
+        record: dict[str, Any] = {"context": " + ".join(names), "seed": seed, "num_context": len(made) - held_out}
+        record["generating_seconds"] = time.process_time() - began
+        for judge in JUDGES:
+            x = made if judge == "pixels" else self.features(made)
+            classifier = ContextClassifier(num_epochs=self.settings.num_epochs, seed=seed)
+            classifier.fit([self.train[judge]], context=x[held_out:])
+            scores = {name: classifier.score(part) for name, part in self.scored[judge].items()}
+            scores["own"] = classifier.score(x[:held_out])
+            record[judge] = {name: auroc(scores["validation"], scores[name]) for name in CHOICE} | {
+                name: auroc(scores["test"], scores[name]) for name in TEST
+            }
+        record["seconds"] = time.process_time() - began
+        return record
+
+
+def features_of(network: torch.nn.Module) -> Callable[[Tensor], Tensor]:
+    penultimate = Penultimate(network)
+    return lambda x: torch.cat([penultimate(part)[0].float() for part in x.split(1000)])
+
+
+def scored_sets(images: Images, num: int) -> dict[str, Tensor]:
+    assert images.validation is not None
+    return {"validation": images.validation[0][:num], "test": images.test[0][:num]} | {
+        name: images.out[name][:num] for name in (*CRITERION, *TEST)
+    }
+
+
+def source_digest() -> str:
+    """Of the generators' own code: another generator is another measurement."""
+    folder = Path(scalla.context.__file__).parent
+    return hashlib.sha256(b"".join(p.read_bytes() for p in sorted(folder.glob("*.py")))).hexdigest()
+
+
+class Records:
+    """What has been measured so far, in one JSON."""
+
+    def __init__(self, path: Path, measurement: Measurement, *, afresh: bool) -> None:
+        self.path = path
+        self.content: dict[str, Any] = {
+            "identity": measurement.identity,
+            "settings": dataclasses.asdict(measurement.settings),
+            "versions": environment.versions(),
+            "hardware": environment.hardware(),
+            "runs": [],
+        }
+        if path.is_file() and not afresh:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            if stored.get("identity") == measurement.identity:
+                self.content = stored
+        self.measurement = measurement
+
+    def of(self, names: Sequence[str], seed: int) -> dict[str, Any]:
+        title = " + ".join(names)
+        for run in self.content["runs"]:
+            if (run["context"], run["seed"]) == (title, seed):
+                return run
+        run = self.measurement.of(names, seed)
+        self.content["runs"].append(run)
+        write_json(self.path, self.content)
+        print(f"{title}, seed {seed}: {run['seconds']:.0f} s", file=sys.stderr, flush=True)
+        return run
+
+
+@dataclass(frozen=True)
+class Row:
+    """Means over the seeds, and the largest standard deviation over them of any column."""
+
+    names: tuple[str, ...]
+    means: dict[tuple[str, str], float]
+    spread: float
+
+    @property
+    def criterion(self) -> float:
+        return statistics.mean(self.means[judge, name] for judge in JUDGES for name in CRITERION)
+
+
+def measured(records: Records, names: Sequence[str], seeds: Sequence[int]) -> Row:
+    runs = [records.of(names, seed) for seed in seeds]
+    columns = [(judge, name) for judge in JUDGES for name in (*CHOICE, *TEST)]
+    values = {c: [run[c[0]][c[1]] for run in runs] for c in columns}
+    spread = max(statistics.stdev(v) for v in values.values()) if len(runs) > 1 else 0.0
+    return Row(tuple(names), {c: statistics.mean(v) for c, v in values.items()}, spread)
+
+
+def all_rows(records: Records, seeds: Sequence[int]) -> list[Row]:
+    singles = sorted(
+        (measured(records, (part.__name__,), seeds) for part in PARTS), key=lambda row: row.criterion, reverse=True
+    )
+    order = [row.names[0] for row in singles]
+    mixtures = [measured(records, tuple(order[:count]), seeds) for count in range(2, len(order) + 1)]
+    return [*singles, *mixtures, measured(records, (PUBLISHED,), seeds)]
+
+
+def table(rows: Sequence[Row], content: dict[str, Any], seeds: Sequence[int]) -> str:
+    """Markdown: for each column AUROC of pixels / gate."""
+    own = [row for row in rows if row.names != (PUBLISHED,)]
+    best = max(own, key=lambda row: row.criterion)
+    lines = [
+        "| context | criterion | " + " | ".join((*CHOICE, *TEST)) + " |",
+        "| --- " * (len(CHOICE) + len(TEST) + 2) + "|",
+    ]
+    for row in rows:
+        title = row.names[0] if len(row.names) == 1 else f"+ {row.names[-1]} ({len(row.names)})"
+        cells = [f"{row.means['pixels', name]:.3f} / {row.means['gate', name]:.3f}" for name in (*CHOICE, *TEST)]
+        mark = "**" if row is best else ""
+        lines.append(f"| {mark}{title}{mark} | {mark}{row.criterion:.4f}{mark} | " + " | ".join(cells) + " |")
+    versions, hardware = content["versions"], content["hardware"]
+    settings = content["settings"]
+    count = "seed" if len(seeds) == 1 else "seeds"
+    lines += [
+        "",
+        f"AUROC of pixels / gate, means over {len(seeds)} {count} (largest standard deviation of any entry "
+        f"{max(row.spread for row in rows):.3f}); {settings['num_context']} context images, at most "
+        f"{settings['num_epochs']} epochs, {settings['num_scored']} images of each scored set. "
+        f"Python {versions['python']}, torch {versions['torch']}, {hardware['threads']} thread of {hardware['cpu']}.",
+    ]
+    return "\n".join(lines)
+
+
+def write_into(page: Path, text: str) -> None:
+    """Between the markers of a page."""
+    content = page.read_text(encoding="utf-8")
+    before, start, rest = content.partition(MARKERS[0])
+    _, end, after = rest.partition(MARKERS[1])
+    if not (start and end):
+        raise SystemExit(f"{page} lacks the lines {MARKERS[0]} and {MARKERS[1]}, between which the table goes")
+    page.write_text(f"{before}{start}\n\n{text}\n\n{end}{after}", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="few images, short fits: does it run? (about a minute)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="of contexts and classifiers")
+    parser.add_argument("--out", type=Path, default=Path("results/context"), help="folder of the JSON")
+    parser.add_argument("--cache", type=Path, default=Path("runs"), help="folder with networks/ of `scalla benchmark`")
+    parser.add_argument("--data-root", type=Path, default=None, help="image data; see scalla.data.load")
+    parser.add_argument("--page", type=Path, default=None, help="page that the table is written into")
+    parser.add_argument("--afresh", action="store_true", help="measure again what has been measured")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    settings = Settings()
+    if options.quick:
+        settings = Settings(num_context=500, num_held_out=200, num_scored=200, num_epochs=2, quick=True)
+    measurement = Measurement(settings, cache=options.cache, data_root=options.data_root)
+    name = "context_quality-quick.json" if options.quick else "context_quality.json"
+    records = Records(options.out / name, measurement, afresh=options.afresh)
+    text = table(all_rows(records, options.seeds), records.content, options.seeds)
+    print(text)
+    if options.page is not None:
+        write_into(options.page, text)
+
+
+if __name__ == "__main__":
+    main()
