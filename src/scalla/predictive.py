@@ -200,6 +200,14 @@ def gaussian_entropy(factor: Float[Tensor, "B C R"], *, project_common: bool = F
 
     With R < C the covariance has rank R for every input, and the entropy is that of the R dimensions.
     """
+    gram, offset = entropy_gram(factor, project_common=project_common)
+    return 0.5 * psd_logdet(gram) + offset
+
+
+def entropy_gram(
+    factor: Float[Tensor, "B C R"], *, project_common: bool = False
+) -> tuple[Float[Tensor, "B n n"], Float[Tensor, " B"]]:
+    """The matrix M and the number c of each input for which the entropy is ½ log det M + c, in float64."""
     factor64 = factor.double()
     num_outputs, rank = factor.shape[-2:]
     dims = min(num_outputs, rank)
@@ -208,17 +216,14 @@ def gaussian_entropy(factor: Float[Tensor, "B C R"], *, project_common: bool = F
         dims = min(num_outputs - 1, rank)
         if dims == 0:
             raise InputError("a single output has no direction left once the common one is projected out")
-    if num_outputs <= rank or (project_common and num_outputs - 1 <= rank):
-        gram = factor64 @ factor64.mT
-        if project_common:
-            # PΣP + s·uuᵀ with u = 1/√C: adds one factor s to the determinant, taken off below.
-            size = gram.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(torch.finfo(torch.float64).tiny)
-            log_det = psd_logdet(gram + (size / num_outputs)[:, None, None]) - size.log()
-        else:
-            log_det = psd_logdet(gram)
-    else:
-        log_det = psd_logdet(factor64.mT @ factor64)
-    return 0.5 * (log_det + dims * math.log(2 * math.pi * math.e))
+    by_outputs = num_outputs <= rank or (project_common and num_outputs - 1 <= rank)
+    gram = factor64 @ factor64.mT if by_outputs else factor64.mT @ factor64
+    offset = factor64.new_full(factor.shape[:1], 0.5 * dims * math.log(2 * math.pi * math.e))
+    if project_common and by_outputs:
+        # PΣP + s·uuᵀ with u = 1/√C: adds one factor s to the determinant, taken off again by c.
+        size = gram.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(torch.finfo(torch.float64).tiny)
+        gram, offset = gram + (size / num_outputs)[:, None, None], offset - 0.5 * size.log()
+    return gram, offset
 
 
 def psd_cholesky(matrix: Float[Tensor, "*B n n"]) -> Float[Tensor, "*B n n"]:
