@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +27,30 @@ SCHEMA_VERSION = 1
 
 def write_file(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], meta: Mapping[str, Any], kind: str) -> None:
     """Write atomically: a temporary file beside it, fsync, rename. The last good file stays until then."""
+    text = json.dumps({"schema": SCHEMA_VERSION, "kind": kind, **meta}, sort_keys=True)
+    owned = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
+    with replacing(path) as temporary:
+        save_file(owned, temporary, metadata={"scalla": text, "sha256": _digest(text, owned)})
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A temporary file that takes the place of `path` once what happens inside has worked, and vanishes if not."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         raise FileFormatError(f"{path} is a folder; wanted the name of a file to write")
-    text = json.dumps({"schema": SCHEMA_VERSION, "kind": kind, **meta}, sort_keys=True)
-    owned = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     os.close(handle)
     try:
-        save_file(owned, temporary, metadata={"scalla": text, "sha256": _digest(text, owned)})
-        with open(temporary, "rb") as written:
+        yield Path(name)
+        with open(name, "rb") as written:
             os.fsync(written.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        os.chmod(name, 0o644)
+        os.replace(name, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+            os.unlink(name)
         raise
     _sync_folder(path.parent)
 
