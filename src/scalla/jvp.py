@@ -80,6 +80,12 @@ class JacobianProduct:
             ) from error
         # Along v = Jᵀu / ‖Jᵀu‖ the test reads ⟨u, J v⟩ = ‖Jᵀu‖: nothing cancels, so a wrong route shows.
         wanted = torch.stack([g.double().square().sum() for g in pullback.values()]).sum().sqrt()
+        if not bool(torch.isfinite(wanted)):
+            raise InputError(
+                "the derivatives of the network's outputs in its weights are NaN or infinite at the first inputs (a "
+                "square root or a norm at zero, a logarithm?); mend the network, or leave those weights out by "
+                "parameters=..."
+            )
         direction = {k: (g / wanted.clamp_min(1e-30)).to(g.dtype) for k, g in pullback.items()}
         tolerance = 0.1 if torch.finfo(cotangent.dtype).bits == 16 else 1e-3
         problems: list[str] = []
@@ -94,7 +100,8 @@ class JacobianProduct:
                 return route
             problems.append(f"{route.name}: its derivative disagrees with reverse mode")
         # Forward mode fails inside the module's own call, which can be seen; twice reverse mode fails later.
-        module = self._offending_module(x, lambda: _one(f, self.params, direction, FORWARD_ROUTES[-1]))
+        with switched(FORWARD_ROUTES[-1]):
+            module = self._offending_module(x, lambda: _one(f, self.params, direction, FORWARD_ROUTES[-1]))
         raise UnsupportedModuleError(
             f"no Jacobian-vector product through {module}. Tried: " + "; ".join(problems) + ". Replace that module "
             "(EmbeddingBag by Embedding and a mean, say) or leave its weights out by parameters=..."
@@ -119,6 +126,8 @@ class JacobianProduct:
         twin = self.network.twin
         handles = []
         for name, module in twin.named_modules():
+            if isinstance(module, torch.jit.ScriptModule):  # takes no hooks
+                continue
             handles.append(
                 module.register_forward_pre_hook(lambda mod, args, name=name: stack.append((name, mod)), prepend=True)
             )
@@ -135,27 +144,18 @@ class JacobianProduct:
         return f"module of type {type(twin).__name__}"
 
 
-def jacobian(
-    network: FrozenNetwork, params: Params, x: Inputs, *, chunk_size: int | None = None
-) -> dict[str, Float[Tensor, "B C *p"]]:
-    """J(x) exactly, by parameter: C backward passes (`chunk_size` rows at a time). For checks, not for fits."""
+def jacobian(network: FrozenNetwork, params: Params, x: Inputs) -> dict[str, Float[Tensor, "B C *p"]]:
+    """J(x) exactly, by parameter: one backward pass for each output of each input. For checks, not for fits."""
     f = FrozenNetwork(network.model, dict_key_y=network.dict_key_y).at(x)
     leaves = {k: p.detach().clone().requires_grad_() for k, p in params.items()}
     with torch.enable_grad(), switched(ROUTES[-1]):
         outputs = f(leaves)
-        num_inputs, num_outputs = outputs.shape
-        rows = num_inputs * num_outputs
-        eye = torch.eye(rows, dtype=outputs.dtype, device=outputs.device).view(rows, num_inputs, num_outputs)
-        step = chunk_size or rows
-        blocks: list[tuple[Tensor, ...]] = []
-        for cotangents in eye.split(step):
-            grads = [
-                torch.autograd.grad(outputs, list(leaves.values()), u, retain_graph=True, materialize_grads=True)
-                for u in cotangents
-            ]
-            blocks.append(tuple(torch.stack(g) for g in zip(*grads, strict=True)))
-    joined = [torch.cat(parts) for parts in zip(*blocks, strict=True)]
-    return {k: j.view(num_inputs, num_outputs, *p.shape) for (k, p), j in zip(params.items(), joined, strict=True)}
+        rows = [
+            torch.autograd.grad(output, list(leaves.values()), retain_graph=True, materialize_grads=True)
+            for output in outputs.flatten().unbind()
+        ]
+    stacked = [torch.stack(parts) for parts in zip(*rows, strict=True)]
+    return {k: j.view(*outputs.shape, *p.shape) for (k, p), j in zip(params.items(), stacked, strict=True)}
 
 
 def _one(f: Callable[[Params], Tensor], params: Params, direction: Tangent, route: Route) -> Float[Tensor, "B C"]:
@@ -189,7 +189,8 @@ def _random_vjp(f: Callable[[Params], Tensor], params: Params) -> tuple[Tensor, 
         outputs = f(leaves)
         if outputs.ndim != 2:
             raise InputError(f"the network's output has shape {tuple(outputs.shape)}; wanted (B, C)")
-        u = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(1)).to(outputs)
+        generator = torch.Generator("cpu").manual_seed(1)
+        u = torch.randn(outputs.shape, generator=generator, dtype=torch.float32, device="cpu").to(outputs)
         grads = torch.autograd.grad(outputs, list(leaves.values()), u, materialize_grads=True)
     return u, dict(zip(leaves, grads, strict=True))
 
@@ -198,52 +199,36 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0][:200]
 
 
-# -- process-wide switches of PyTorch, counted so that concurrent fits restore them exactly once --
+# -- what PyTorch has one of for the whole process: the level of forward mode, and the switches of its kernels --
 
-_lock = threading.Lock()
-_users = {"attention": 0, "mkldnn": 0}
-_saved: dict[str, tuple[bool, ...]] = {}
+_one_thread = threading.RLock()
 
 
 @contextlib.contextmanager
 def switched(route: Route) -> Iterator[None]:
-    """The kernels that `route` cannot use are off inside, and as before outside."""
-    with contextlib.ExitStack() as stack:
+    """The kernels that `route` cannot use are off inside, and as before outside; one thread at a time.
+
+    A thread that leaves forward mode takes the tangents of all others with it, and one that is put to the adjoint
+    test must not do so with kernels that another has switched off.
+    """
+    with _one_thread, contextlib.ExitStack() as stack:
         if route.plain_attention:
-            stack.enter_context(_counted("attention", _attention_off, _attention_back))
+            stack.callback(_set_attention, *_get_attention())
+            _set_attention(False, False, False, False, True)
         if route.without_mkldnn:
-            stack.enter_context(_counted("mkldnn", _mkldnn_off, _mkldnn_back))
+            stack.callback(torch.backends.mkldnn.set_flags, bool(torch.backends.mkldnn.enabled))
+            torch.backends.mkldnn.set_flags(False)
         yield
 
 
-@contextlib.contextmanager
-def _counted(key: str, off: Callable[[], None], back: Callable[[], None]) -> Iterator[None]:
-    with _lock:
-        _users[key] += 1
-        if _users[key] == 1:
-            off()
-    try:
-        yield
-    finally:
-        with _lock:
-            _users[key] -= 1
-            if _users[key] == 0:
-                back()
-
-
-def _attention_off() -> None:
-    _saved["attention"] = (
+def _get_attention() -> tuple[bool, bool, bool, bool, bool]:
+    return (
         torch.backends.mha.get_fastpath_enabled(),
         torch.backends.cuda.flash_sdp_enabled(),
         torch.backends.cuda.mem_efficient_sdp_enabled(),
         torch.backends.cuda.cudnn_sdp_enabled(),
         torch.backends.cuda.math_sdp_enabled(),
     )
-    _set_attention(False, False, False, False, True)
-
-
-def _attention_back() -> None:
-    _set_attention(*_saved.pop("attention"))
 
 
 def _set_attention(fastpath: bool, flash: bool, efficient: bool, cudnn: bool, plain: bool) -> None:
@@ -252,12 +237,3 @@ def _set_attention(fastpath: bool, flash: bool, efficient: bool, cudnn: bool, pl
     torch.backends.cuda.enable_mem_efficient_sdp(efficient)
     torch.backends.cuda.enable_cudnn_sdp(cudnn)
     torch.backends.cuda.enable_math_sdp(plain)
-
-
-def _mkldnn_off() -> None:
-    _saved["mkldnn"] = (bool(torch.backends.mkldnn.enabled),)
-    torch.backends.mkldnn.set_flags(False)
-
-
-def _mkldnn_back() -> None:
-    torch.backends.mkldnn.set_flags(*_saved.pop("mkldnn"))
