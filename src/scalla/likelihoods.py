@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from scalla.types import InputError, Likelihood
 
 
-def check_labels(likelihood: Likelihood, outputs: Float[Tensor, "B C"], y: object) -> Num[Tensor, B * C]:
+def check_labels(likelihood: Likelihood, outputs: Float[Tensor, "B C"], y: object) -> Num[Tensor, "B ..."]:
     """Labels in the shape and type that the likelihood wants, on the outputs' device."""
     num_inputs, num_outputs = outputs.shape
     if not isinstance(y, Tensor):
@@ -63,7 +63,7 @@ def _check_classes(y: Shaped[Tensor, ...], num_inputs: int, num_outputs: int) ->
     return y
 
 
-def loss_sums(likelihood: Likelihood, outputs: Float[Tensor, "B C"], y: Num[Tensor, B * C]) -> Float[Tensor, " R"]:
+def loss_sums(likelihood: Likelihood, outputs: Float[Tensor, "B C"], y: Num[Tensor, "B ..."]) -> Float[Tensor, " R"]:
     """Classification: Σ −log p(y|f), one number. Regression: Σ (y − f)² of each output."""
     outputs = outputs.double()
     if likelihood == "regression":

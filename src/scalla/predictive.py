@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from scalla.types import InputError, Likelihood, Link, NumericalWarning
@@ -37,6 +37,10 @@ class Prediction:
     #: draws of the outputs themselves, from a method whose predictive is not a Gaussian
     samples: Float[Tensor, "S B C"] | None = field(default=None, repr=False)
     noise_var: Float[Tensor, "#C"] | None = None
+
+    def __post_init__(self) -> None:
+        if self.link not in LINKS:
+            raise InputError(f"got link_approx={self.link!r}; choose one of {', '.join(LINKS)}")
 
     @staticmethod
     def from_samples(samples: Float[Tensor, "S B C"], likelihood: Likelihood = "classification") -> Prediction:
@@ -83,6 +87,18 @@ class Prediction:
         return self._two_or_more_probs[:, 1:] if self.mean.shape[-1] == 1 else self._two_or_more_probs
 
     @cached_property
+    def log_probs(self) -> Float[Tensor, "B C"]:
+        """log of `probs`, finite where these round to 0."""
+        return self._two_or_more_log_probs[:, 1:] if self.mean.shape[-1] == 1 else self._two_or_more_log_probs
+
+    def log_prob(self, y: Shaped[Tensor, "B ..."]) -> Float[Tensor, " B"]:
+        """log p(y | x) of class labels; for regression of observations, the noise included."""
+        if self.likelihood == "regression":
+            residual, var = y - self.mean, self.var_with_noise
+            return -0.5 * (residual.square() / var + var.log() + math.log(2 * math.pi)).sum(-1)
+        return self._two_or_more_log_probs.gather(-1, y[:, None])[:, 0]
+
+    @cached_property
     def entropy(self) -> Float[Tensor, " B"]:
         """Shannon entropy of `probs`, in nats."""
         return torch.special.entr(self._two_or_more_probs).sum(-1)
@@ -118,6 +134,13 @@ class Prediction:
             return self._monte_carlo[0]
         return closed_form_probs(self.mean, self.factor, self.link)
 
+    @cached_property
+    def _two_or_more_log_probs(self) -> Float[Tensor, "B K"]:
+        self._check_classification()
+        if self.link == "mc":
+            return log_mean_softmax(self._logit_blocks())
+        return torch.log_softmax(closed_form_logits(self.mean, self.factor, self.link), -1)
+
     def _check_classification(self) -> None:
         if self.likelihood != "classification":
             raise AttributeError(
@@ -128,17 +151,20 @@ class Prediction:
     @cached_property
     def _monte_carlo(self) -> tuple[Float[Tensor, "B K"], Float[Tensor, " B"]]:
         self._check_classification()
-        mean, factor = two_or_more_logits(self.mean, self.factor)
+        return mean_softmax(self._logit_blocks())
+
+    def _logit_blocks(self) -> Iterator[Float[Tensor, "S B K"]]:
+        """Samples of the logits, a few at a time."""
         if self.samples is not None:
-            blocks = self.samples.split(64)
-            if self.mean.shape[-1] == 1:
-                blocks = tuple(torch.cat([-s, s], -1) / 2 for s in blocks)
-            return mean_softmax(blocks)
+            for block in self.samples.split(64):
+                yield torch.cat([-block, block], -1) / 2 if self.mean.shape[-1] == 1 else block
+            return
         if self.noise is None:
             raise InputError("this prediction holds no function samples: ask for it with n_samples > 0")
+        mean, factor = two_or_more_logits(self.mean, self.factor)
         # At most R samples at a time: no larger than the factor itself.
-        width = max(factor.shape[-1], 16)
-        return mean_softmax(mean + torch.einsum("bcr,rs->sbc", factor, eps) for eps in self.noise.split(width, 1))
+        for eps in self.noise.split(max(factor.shape[-1], 16), 1):
+            yield mean + torch.einsum("bcr,rs->sbc", factor, eps)
 
 
 def two_or_more_logits(
@@ -152,11 +178,16 @@ def two_or_more_logits(
 
 def closed_form_probs(mean: Float[Tensor, "B C"], factor: Float[Tensor, "B C R"], link: Link) -> Float[Tensor, "B K"]:
     """Class probabilities without sampling: probit or Laplace bridge. A single logit gives two columns."""
+    return torch.softmax(closed_form_logits(mean, factor, link), -1)
+
+
+def closed_form_logits(mean: Float[Tensor, "B C"], factor: Float[Tensor, "B C R"], link: Link) -> Float[Tensor, "B K"]:
+    """That of which the closed-form probabilities are the softmax."""
     if link != "probit":
         return laplace_bridge(*two_or_more_logits(mean, factor), normalise=link == "bridge_norm")
     # Probit sees each logit by itself, so a single one is scaled before it is made two.
     scaled = mean / (1 + math.pi / 8 * factor.square().sum(-1)).sqrt()
-    return torch.softmax(scaled if mean.shape[-1] > 1 else torch.cat([torch.zeros_like(scaled), scaled], -1), -1)
+    return scaled if mean.shape[-1] > 1 else torch.cat([torch.zeros_like(scaled), scaled], -1)
 
 
 def mean_softmax(logit_blocks: Iterable[Float[Tensor, "S B C"]]) -> tuple[Float[Tensor, "B C"], Float[Tensor, " B"]]:
@@ -173,26 +204,41 @@ def mean_softmax(logit_blocks: Iterable[Float[Tensor, "S B C"]]) -> tuple[Float[
     return sums[0] / count, sums[1] / count
 
 
+def log_mean_softmax(logit_blocks: Iterable[Float[Tensor, "S B C"]]) -> Float[Tensor, "B C"]:
+    """Logarithm of the mean softmax, without a probability that rounds to 0 on the way."""
+    total: Tensor | None = None
+    count = 0
+    for logits in logit_blocks:
+        block = torch.logsumexp(torch.log_softmax(logits, -1), 0)
+        total = block if total is None else torch.logaddexp(total, block)
+        count += len(logits)
+    if total is None or count == 0:
+        raise InputError("got no samples to average; ask for n_samples > 0")
+    return total - math.log(count)
+
+
 def laplace_bridge(
     mean: Float[Tensor, "B C"], factor: Float[Tensor, "B C R"], *, normalise: bool = False
 ) -> Float[Tensor, "B C"]:
-    """Mean of the Dirichlet whose softmax-basis Laplace approximation is N(mean, Σ), Σ projected on Σ 1 = 0.
+    """log α of the Dirichlet whose softmax-basis Laplace approximation is N(mean, Σ), Σ projected on Σ 1 = 0.
 
     α_k = (1 − 2/C + e^{f_k} Σ_l e^{−f_l} / C²) / Σ_kk; `normalise` first scales Σ to a fixed mean variance.
     """
     num_classes = mean.shape[-1]
     tiny = torch.finfo(mean.dtype).tiny
-    common = factor.sum(-2)  # Aᵀ 1
-    common_var = common.square().sum(-1, keepdim=True).clamp_min(tiny)  # 1ᵀ Σ 1
-    cov_one = torch.einsum("bcr,br->bc", factor, common)  # Σ 1
-    mean = mean - cov_one * mean.sum(-1, keepdim=True) / common_var
-    var = (factor.square().sum(-1) - cov_one.square() / common_var).clamp_min(tiny)
+    # Σ − Σ11ᵀΣ / 1ᵀΣ1 = A (I − uuᵀ) Aᵀ with u = Aᵀ1 / ‖Aᵀ1‖: by its factor, as the difference of variances cancels.
+    common = factor.sum(-2)
+    length = common.norm(dim=-1, keepdim=True).clamp_min(tiny)
+    along = torch.einsum("bcr,br->bc", factor, common / length)
+    mean = mean - along / length * mean.sum(-1, keepdim=True)
+    projected = factor - along[..., None] * (common / length)[:, None]
+    var = projected.square().sum(-1).clamp_min(tiny)
     if normalise:
         scale = var.mean(-1, keepdim=True) / math.sqrt(num_classes / 2)
         mean, var = mean / scale.sqrt(), var / scale
     log_ratio = mean + torch.logsumexp(-mean, -1, keepdim=True) - 2 * math.log(num_classes)
     base = torch.as_tensor(1 - 2 / num_classes, dtype=mean.dtype, device=mean.device).clamp_min(tiny).log()
-    return torch.softmax(torch.logaddexp(base, log_ratio) - var.log(), -1)
+    return torch.logaddexp(base, log_ratio) - var.log()
 
 
 def gaussian_entropy(factor: Float[Tensor, "B C R"], *, project_common: bool = False) -> Float[Tensor, " B"]:
@@ -233,25 +279,25 @@ def psd_cholesky(matrix: Float[Tensor, "*B n n"]) -> Float[Tensor, "*B n n"]:
     factor, info = torch.linalg.cholesky_ex(matrix)
     if not bool((info != 0).any()):
         return factor
-    finite = torch.isfinite(matrix).all()
-    if not bool(finite):
+    if not bool(torch.isfinite(matrix).all()):
         raise InputError("got a covariance or precision with NaN or infinite entries; features must be finite")
-    scale = matrix.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(torch.finfo(torch.float64).tiny)
+    tiny = torch.finfo(torch.float64).tiny
+    scale = matrix.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(tiny)
     eye = torch.eye(size, dtype=matrix.dtype, device=matrix.device)
+    jitter = torch.zeros_like(scale)
     for exponent in range(-15, 1):
-        failed = (info != 0).to(matrix.dtype)
-        jitter = failed * scale * 10.0**exponent
-        factor, info_now = torch.linalg.cholesky_ex(matrix + jitter[..., None, None] * eye)
-        if not bool((info_now != 0).any()):
-            if exponent > -12:
-                warnings.warn(
-                    f"a covariance of {size} dimensions was not positive definite: added jitter of "
-                    f"1e{exponent} times its mean variance to {int(failed.sum())} of {failed.numel()} matrices",
-                    NumericalWarning,
-                    stacklevel=3,
-                )
+        # Each matrix gets the least that helps it, whatever stands beside it in the batch.
+        jitter = torch.where(info != 0, (scale * 10.0**exponent).clamp_min(tiny), jitter)
+        factor, info = torch.linalg.cholesky_ex(matrix + jitter[..., None, None] * eye)
+        if not bool((info != 0).any()):
+            warnings.warn(
+                f"a covariance of {size} dimensions was not positive definite: added jitter of up to "
+                f"{float(jitter.max()):.1e}, 1e{exponent} times its mean variance, to {int((jitter > 0).sum())} of "
+                f"{jitter.numel()} matrices",
+                NumericalWarning,
+                stacklevel=3,
+            )
             return factor
-        info = torch.where(info != 0, info, info_now)
     raise InputError("no jitter made this matrix positive definite; it is not a covariance")
 
 

@@ -118,15 +118,8 @@ def evidence_prior_and_noise(posterior: Posterior, *, num_steps: int = 200) -> t
 
 
 def held_out_nll(prediction: Prediction, labels: Tensor) -> Float[Tensor, " B"]:
-    """−log p(y | x) of each input under the predictive, noise included for regression; never infinite."""
-    if prediction.likelihood == "regression":
-        var = prediction.var_with_noise
-        return 0.5 * ((labels - prediction.mean).square() / var + var.log() + math.log(2 * math.pi)).sum(-1)
-    probs = prediction.probs
-    if probs.shape[-1] == 1:
-        probs = torch.cat([1 - probs, probs], -1)
-    chosen = probs.gather(-1, labels[:, None])[:, 0]
-    return -chosen.clamp_min(torch.finfo(probs.dtype).tiny).log()
+    """−log p(y | x) of each input under the predictive, noise included for regression."""
+    return -prediction.log_prob(labels)
 
 
 def grid_prior_precision(
@@ -176,7 +169,7 @@ def grid_prior_precision(
 
 
 class _MetricLoss:
-    """A torchmetrics metric, fed as laplace-torch feeds it: probabilities, or (mean, covariance) where it takes both."""
+    """A torchmetrics metric, fed as laplace-torch feeds it: probabilities, or (mean, covariance) if it takes both."""
 
     def __init__(self, metric: Any) -> None:
         self.metric = metric
