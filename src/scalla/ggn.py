@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from scalla.batches import inputs_of, labels_of
-from scalla.functional import batch_size, check_outputs
+from scalla.functional import batch_size, check_outputs, tensors_of
 from scalla.likelihoods import check_labels, hessian_factor, loss_sums
 from scalla.types import InputError, Inputs, Likelihood
 
@@ -69,17 +69,12 @@ def accumulate_ggn(
 
 def check_inputs(x: Inputs, where: str) -> None:
     """Every floating-point tensor in x is finite."""
-    parts = [x] if isinstance(x, Tensor) else list(x.values() if hasattr(x, "values") else x)
-    for part in parts:
-        if isinstance(part, Tensor) and part.is_floating_point() and not bool(torch.isfinite(part).all()):
-            bad = (
-                int((~torch.isfinite(part)).flatten(1).any(1).sum())
-                if part.ndim > 1
-                else int((~torch.isfinite(part)).sum())
-            )
+    for part in tensors_of(x):
+        if part.is_floating_point() and not bool(torch.isfinite(part).all()):
+            rows = (~torch.isfinite(part)).reshape(len(part) if part.ndim else 1, -1).any(1)
             raise InputError(
-                f"got NaN or infinite values in the inputs of {where} ({bad} of {len(part)} inputs); remove or impute "
-                "them"
+                f"got NaN or infinite values in the inputs of {where} ({int(rows.sum())} of {len(rows)} inputs); "
+                "remove or impute them"
             )
 
 
