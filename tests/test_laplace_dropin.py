@@ -6,7 +6,6 @@ not random must agree in value, and what is random within its Monte-Carlo error.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import warnings
 from typing import Any
@@ -17,24 +16,11 @@ import torchmetrics
 from torch import Tensor, nn
 
 from cases import loader, mlp, normal
+from laplace_reference import RunningNLLMetric, fit_quietly, full_laplace, laplace
 from oracles import JacobianFeatures
 from scalla import InputError, ScaLLA
-from scalla.baselines.laplace_torch import import_laplace
-
-laplace = import_laplace()
-from laplace.curvature import CurvlinopsGGN, GGNInterface  # noqa: E402
-from laplace.utils.metrics import RunningNLLMetric  # noqa: E402
 
 SAMPLES = 20_000
-
-
-class JacobianGGN(CurvlinopsGGN):
-    """laplace-torch's backend with laplace-torch's other way to the full GGN, from Jacobians.
-
-    Its default multiplies by a float32 identity, which leaves a GGN of float32 accuracy: off by 1e-8 to 4e-7 here.
-    """
-
-    full = GGNInterface.full
 
 
 def network(num_outputs: int = 3) -> nn.Module:
@@ -50,15 +36,7 @@ def data(likelihood: str, num: int = 40) -> tuple[Tensor, Tensor]:
     return x, torch.randint(3, (num,), generator=torch.Generator().manual_seed(7))
 
 
-def theirs(model: nn.Module, likelihood: str, **options: Any) -> Any:
-    return laplace.Laplace(
-        copy.deepcopy(model),
-        likelihood,
-        subset_of_weights="all",
-        hessian_structure="full",
-        backend=JacobianGGN,
-        **options,
-    )
+theirs = full_laplace
 
 
 def ours(model: nn.Module, likelihood: str, **options: Any) -> Any:
@@ -68,10 +46,7 @@ def ours(model: nn.Module, likelihood: str, **options: Any) -> Any:
 def fitted(make: Any, likelihood: str, **options: Any) -> Any:
     la = make(network(), likelihood, **options)
     steps = {"num_steps": 0} if isinstance(la, ScaLLA) else {}  # the features are the Jacobians already
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        la.fit(loader(*data(likelihood)), override=True, progress_bar=False, **steps)
-    return la
+    return fit_quietly(la, loader(*data(likelihood)), override=True, progress_bar=False, **steps)
 
 
 def attributes(la: Any) -> dict[str, Any]:
