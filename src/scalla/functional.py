@@ -60,8 +60,14 @@ class FrozenNetwork:
         """Inputs on the network's device, floating-point ones in its dtype, labels taken out of mappings."""
         if isinstance(x, Mapping):
             x = {k: v for k, v in x.items() if k != self.dict_key_y}
-            if self._accepted is not None:
+            # Where forward knows none of the names, the whole mapping is its argument.
+            if self._accepted is not None and not self._accepted.isdisjoint(x):
                 x = {k: v for k, v in x.items() if k in self._accepted}
+        elif not isinstance(x, Tensor | tuple | list):
+            raise InputError(
+                f"got inputs of type {type(x).__name__}; wanted a tensor (torch.as_tensor(x), say), a mapping of tensors "
+                "for keyword arguments or a tuple of tensors for positional ones"
+            )
         return map_tensors(x, self._move)
 
     def _move(self, t: Tensor) -> Tensor:
@@ -211,8 +217,9 @@ def select_parameters(network: FrozenNetwork, parameters: ParameterFilter, x: In
     elif parameters == "trainable":
         chosen = {k: p for k, p in named.items() if p.requires_grad} or named
     elif parameters == "last_layer":
-        head = find_head(network, x)
-        chosen = {k: p for k, p in named.items() if k.rsplit(".", 1)[0] == head or (head == "" and "." not in k)}
+        # by identity: the weights of a parametrised layer lie deeper, those of a tied one elsewhere
+        of_head = {id(p) for p in network.twin.get_submodule(find_head(network, x)).parameters()}
+        chosen = {k: p for k, p in named.items() if id(p) in of_head}
     elif callable(parameters):
         chosen = {k: p for k, p in named.items() if parameters(k, p)}
     else:
@@ -279,5 +286,4 @@ def _accepted_keywords(module: nn.Module) -> set[str] | None:
     parameters = _signature(module)
     if not parameters or any(p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters):
         return None
-    names = {p.name for p in parameters}
-    return None if len(names) == 1 and "input" not in next(iter(names)) else names
+    return {p.name for p in parameters}
