@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor, nn
 
+from scalla import export as exporting
 from scalla.batches import EndlessBatches
 from scalla.features import FeatureMap, undone_on_error
 from scalla.fitting import FitData, run_fit, sum_ggn
@@ -26,6 +27,9 @@ from scalla.saving import CONSTRUCTOR_KEYS, read_posterior, restore, save_poster
 from scalla.training import HistoryEntry, Schedule, TrainingSettings
 from scalla.tunable import TunablePredictive
 from scalla.types import InputError, Inputs, Likelihood, Loader
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 
 @final
@@ -275,6 +279,14 @@ class ScaLLA(TunablePredictive):
         la = cls(model, surrogate=surrogate or meta["surrogate"], **{k: meta[k] for k in CONSTRUCTOR_KEYS})
         restore(la, tensors, meta, path)
         return la
+
+    def export(self, path: str | os.PathLike[str], example_input: Inputs, **options: Any) -> exporting.Exported:
+        """Write one ONNX graph, input → mean, probabilities, variance and score; see `scalla.export.export`."""
+        return exporting.export(self, path, example_input, **options)
+
+    def export_program(self, example_input: Inputs, **options: Any) -> ExportedProgram:
+        """The same as a torch.export.ExportedProgram; see `scalla.export.export_program`."""
+        return exporting.export_program(self, example_input, **options)
 
     # ---------------------------------------------------------------- as a module
 
