@@ -65,8 +65,8 @@ class FrozenNetwork:
                 x = {k: v for k, v in x.items() if k in self._accepted}
         elif not isinstance(x, Tensor | tuple | list):
             raise InputError(
-                f"got inputs of type {type(x).__name__}; wanted a tensor (torch.as_tensor(x), say), a mapping of tensors "
-                "for keyword arguments or a tuple of tensors for positional ones"
+                f"got inputs of type {type(x).__name__}; wanted a tensor (torch.as_tensor(x), say), a mapping of "
+                "tensors for keyword arguments or a tuple of tensors for positional ones"
             )
         return map_tensors(x, self._move)
 

@@ -32,7 +32,7 @@ def exact_kernel(
     x: Inputs,
     *,
     max_jacobian_bytes: float = 4e9,
-    chunk_size: int = 32,
+    chunk_size: int = 8,
 ) -> Float[Tensor, "BC BC"]:
     """K = J Jᵀ in float64, Jacobians in chunks of inputs; chunks are recomputed where all do not fit."""
     size = batch_size(x)
