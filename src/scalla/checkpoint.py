@@ -66,6 +66,7 @@ def read_file(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor
             if "scalla" not in header or "sha256" not in header:
                 raise FileFormatError(f"{path} is a safetensors file, but not one that scalla wrote")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        digest = _digest(header["scalla"], tensors)
     except (
         SafetensorError,
         OSError,
@@ -78,7 +79,7 @@ def read_file(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor
         if isinstance(error, FileFormatError):
             raise
         raise FileFormatError(f"{path} is damaged, cut short or not a safetensors file: {error}") from error
-    if _digest(header["scalla"], tensors) != header["sha256"]:
+    if digest != header["sha256"]:
         raise FileFormatError(f"{path} is damaged: its checksum does not fit its content; fetch or write it again")
     try:
         meta = json.loads(header["scalla"])
@@ -95,22 +96,27 @@ def read_file(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor
     return tensors, meta
 
 
-def architecture_of(model: nn.Module) -> dict[str, list[int]]:
-    """Name and shape of every weight and buffer: what a saved posterior must find again."""
-    return {name: list(t.shape) for name, t in model.state_dict().items() if isinstance(t, Tensor)}
+def architecture_of(model: nn.Module) -> dict[str, dict[str, Any]]:
+    """Shape of every weight and buffer, kind of every layer: what a saved posterior must find again."""
+    return {
+        "tensors": {name: list(t.shape) for name, t in model.state_dict().items() if isinstance(t, Tensor)},
+        "layers": {name: type(m).__name__ for name, m in model.named_modules() if not any(m.children())},
+    }
 
 
-def check_architecture(stored: Mapping[str, Any], model: nn.Module, path: object) -> None:
-    found = architecture_of(model)
-    if dict(stored) == found:
-        return
-    names = sorted(set(stored) ^ set(found)) or sorted(k for k in found if stored[k] != found[k])
-    first = names[0]
-    raise FileFormatError(
-        f"{path} was saved for another network: {first!r} is {stored.get(first, 'missing')} in the file and "
-        f"{found.get(first, 'missing')} in the network given ({len(names)} such differences). Give the network it was "
-        "fitted to"
-    )
+def check_architecture(stored: Any, model: nn.Module, path: object) -> None:
+    for kind, found in architecture_of(model).items():
+        expected = stored.get(kind) if isinstance(stored, dict) else None
+        if not isinstance(expected, dict):
+            raise FileFormatError(f"{path} is not whole: it does not say for which network it was saved")
+        differing = [name for name in sorted(set(expected) | set(found)) if expected.get(name) != found.get(name)]
+        if differing:
+            first = differing[0]
+            raise FileFormatError(
+                f"{path} was saved for another network: {first!r} is {expected.get(first, 'missing')} in the file and "
+                f"{found.get(first, 'missing')} in the network given ({len(differing)} such differences). Give the "
+                "network it was fitted to"
+            )
 
 
 def weights_digest(model: nn.Module) -> str:

@@ -7,6 +7,7 @@ predict  features → push-forward → link
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, final
@@ -23,7 +24,15 @@ from scalla.ggn import GGNSums
 from scalla.kernel_error import KernelError, exact_kernel, kernel_error, without_cross_groups
 from scalla.posterior import Posterior
 from scalla.probes import PROBES, Probe
-from scalla.saving import CONSTRUCTOR_KEYS, read_posterior, restore, save_posterior
+from scalla.saving import (
+    CONSTRUCTOR_KEYS,
+    check_same_kind,
+    load_tensors,
+    read_posterior,
+    restore,
+    save_posterior,
+    settings_of,
+)
 from scalla.training import HistoryEntry, Schedule, TrainingSettings
 from scalla.tunable import TunablePredictive
 from scalla.types import InputError, Inputs, Likelihood, Loader
@@ -117,6 +126,7 @@ class ScaLLA(TunablePredictive):
         self.prior_precision = prior_precision
         self.sigma_noise = sigma_noise
         self.temperature = temperature
+        self.register_load_state_dict_post_hook(_follow_state)
 
     # ---------------------------------------------------------------- fit
 
@@ -275,9 +285,17 @@ class ScaLLA(TunablePredictive):
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: nn.Module, surrogate: nn.Module | None = None) -> ScaLLA:
         """Read what `save` wrote, for the same network; `surrogate` where the fit used one of your own."""
+        for name, given in (("model", model), ("surrogate", surrogate)):
+            if not isinstance(given, nn.Module) and (name, given) != ("surrogate", None):
+                raise InputError(f"got a {name} of type {type(given).__name__}; wanted a torch.nn.Module")
         tensors, meta = read_posterior(path, model, custom=surrogate is not None)
-        la = cls(model, surrogate=surrogate or meta["surrogate"], **{k: meta[k] for k in CONSTRUCTOR_KEYS})
-        restore(la, tensors, meta, path)
+        try:
+            la = cls(model, surrogate=surrogate or meta["surrogate"], **{k: meta[k] for k in CONSTRUCTOR_KEYS})
+            restore(la, meta, GGNSums(tensors["posterior.ggn"], tensors["posterior.loss"], meta["num_data"]))
+        except (InputError, TypeError, ValueError, RuntimeError) as error:
+            raise FileFormatError(f"{path} is not whole: its settings make no ScaLLA ({error})") from error
+        assert la.surrogate is not None
+        load_tensors(la.surrogate, tensors, path)
         return la
 
     def export(self, path: str | os.PathLike[str], example_input: Inputs, **options: Any) -> exporting.Exported:
@@ -301,6 +319,26 @@ class ScaLLA(TunablePredictive):
             self.feature_map.sync()
         return self
 
+    def get_extra_state(self) -> Tensor:
+        """The settings of a fitted ScaLLA, as bytes of JSON: state dicts hold tensors only."""
+        settings = None if self.posterior is None else settings_of(self, self.posterior)
+        return torch.frombuffer(bytearray(json.dumps(settings).encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Build what a fit would have built, so that the state dict finds its modules."""
+        settings = json.loads(state.cpu().numpy().tobytes())
+        if settings is not None:
+            check_same_kind(self, settings)
+            restore(self, settings)
+
     def extra_repr(self) -> str:
         fitted = f"{self.posterior.num_data} inputs" if self.posterior is not None else "not fitted"
         return f"likelihood={self.likelihood!r}, num_features={self.num_features}, {fitted}"
+
+
+def _follow_state(la: ScaLLA, _: object) -> None:
+    """What was computed from network and precision is computed again once a state dict is in place."""
+    if la.posterior is not None and la.feature_map is not None:
+        la.feature_map.sync()
+        sums = GGNSums(la.posterior.ggn, la.posterior.loss, la.posterior.num_data)
+        la.posterior = la._posterior_of(la.feature_map, sums)

@@ -50,7 +50,8 @@ class LinearizedPredictive(nn.Module):
             raise InputError(f"got link_approx={link_approx!r}; choose one of {', '.join(LINKS)}")
         posterior = self._posterior
         outputs, features = self._outputs_and_features(x)
-        factor = features @ posterior.factor.to(features)
+        # In float64: a small prior precision makes the factor large in directions that the data do not see.
+        factor = (features.double() @ posterior.factor).to(features)
         noise = self._draw(self.num_features, n_samples, generator).to(factor) if n_samples else None
         noise_var = posterior.sigma_noise.reshape(-1).square().to(factor) if self.likelihood == "regression" else None
         return Prediction(outputs, factor, self.likelihood, link_approx, noise=noise, noise_var=noise_var)
@@ -163,8 +164,11 @@ class LinearizedPredictive(nn.Module):
             raise InputError(f"got a generator of type {type(generator).__name__}; wanted a torch.Generator")
         if generator is None:
             generator = torch.Generator().manual_seed(mix_seed(self.seed, 104))
-        # One row a sample: the first functions are the same however many are asked for.
-        return torch.randn(n_samples, rows, dtype=torch.float64, generator=generator, device=generator.device).mT
+        # One row a sample: the first functions are the same however many are asked for. In whole blocks of 16, since
+        # randn draws the last ones of any other number anew.
+        size = -(-n_samples * rows // 16) * 16
+        drawn = torch.randn(size, dtype=torch.float64, generator=generator, device=generator.device)
+        return drawn[: n_samples * rows].view(n_samples, rows).mT
 
     def _diagonal_samples(
         self, prediction: Prediction, n_samples: int, generator: torch.Generator | None

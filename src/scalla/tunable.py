@@ -134,10 +134,13 @@ class TunablePredictive(LinearizedPredictive):
         elif val_loader is None:
             raise InputError(f"got method={method!r} without val_loader; it needs held-out data (x, y)")
         elif method == "gradient":
+            if link_approx != "probit" or loss is not None:
+                raise InputError(
+                    "method='gradient' minimises the NLL of the probit link; for another link_approx or loss use "
+                    "method='gridsearch'"
+                )
             held_out = self._held_out(val_loader, progress_bar=progress_bar)
-            if "prior_precision" in tune:
-                self.prior_precision = init
-            self._set(tuning.by_gradient(posterior, held_out, tune=tune, num_steps=n_steps))
+            self._set(tuning.by_gradient(posterior, held_out, tune=tune, num_steps=n_steps, init_prior_precision=init))
         else:
             grid = torch.logspace(
                 log_prior_prec_min, log_prior_prec_max, grid_size, base=log_prior_prec_base, dtype=torch.float64

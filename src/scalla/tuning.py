@@ -42,14 +42,14 @@ class TunedValues:
 
 
 def by_evidence(posterior: Posterior, *, tune: Sequence[str], num_steps: int) -> TunedValues:
-    """The maximum of the evidence in δ, or in δ and σ together."""
+    """The maximum of the evidence in δ, in σ, or in both together."""
     _check_names(tune, ("prior_precision", "sigma_noise"), "the evidence")
-    delta, sigma = evidence_prior_precision(posterior), posterior.sigma_noise
     if "sigma_noise" in tune:
-        delta, sigma = evidence_prior_and_noise(posterior, num_steps=max(num_steps, 1))
-    loss = -posterior.log_marginal_likelihood(
-        torch.tensor(delta, dtype=torch.float64), sigma if "sigma_noise" in tune else None
-    )
+        delta, sigma = evidence_noise(posterior, with_prior="prior_precision" in tune, num_steps=max(num_steps, 1))
+        loss = -posterior.log_marginal_likelihood(torch.tensor(delta, dtype=torch.float64), sigma)
+    else:
+        delta, sigma = evidence_prior_precision(posterior), posterior.sigma_noise
+        loss = -posterior.log_marginal_likelihood(torch.tensor(delta, dtype=torch.float64))
     return TunedValues(delta, posterior.temperature, sigma, float(loss))
 
 
@@ -64,7 +64,7 @@ def by_grid(
 ) -> TunedValues:
     """The δ of the grid with the least held-out loss."""
     delta, losses = grid_prior_precision(posterior, held_out, grid, link=link, noise=noise, loss=loss)
-    return TunedValues(delta, posterior.temperature, posterior.sigma_noise, min(losses))
+    return TunedValues(delta, posterior.temperature, posterior.sigma_noise, losses[list(grid).index(delta)])
 
 
 def _check_names(tune: Sequence[str], allowed: Sequence[str], by: str) -> None:
@@ -82,29 +82,62 @@ class HeldOut:
 
 
 def evidence_prior_precision(posterior: Posterior) -> float:
-    """The δ that maximises the evidence: the one root of Σ λ/(λ + Tδ) = δ ‖θ* − μ0‖², by bisection.
+    """The δ that maximises the evidence; where there is none, the end of the range, with a warning."""
+    delta = _evidence_root(posterior.eigenvalues / posterior.temperature, posterior.weights_sq_norm)
+    if abs(math.log10(delta)) > LOG10_DELTA_RANGE[1] - 1e-6:
+        warnings.warn(
+            f"the evidence has no maximum for prior precisions from 1e{LOG10_DELTA_RANGE[0]:.0f} to "
+            f"1e{LOG10_DELTA_RANGE[1]:.0f}: it was set to {delta:.3g}. Either the data inform no weight, or the "
+            "weights lie at the prior's mean; choose the prior precision by held-out data (method='gridsearch')",
+            UserWarning,
+            stacklevel=3,
+        )
+    return delta
+
+
+def _evidence_root(values: Float[Tensor, " m"], weights_sq_norm: float) -> float:
+    """The one root of Σ λ/(λ + δ) = δ ‖θ* − μ0‖², by bisection.
 
     The left side (the effective number of parameters) falls with δ, the right side rises.
     """
-    values = posterior.eigenvalues / posterior.temperature
     low, high = LOG10_DELTA_RANGE
     for _ in range(200):
         middle = (low + high) / 2
         delta = 10.0**middle
-        if float((values / (values + delta)).sum()) > delta * posterior.weights_sq_norm:
+        if float((values / (values + delta)).sum()) > delta * weights_sq_norm:
             low = middle
         else:
             high = middle
     return 10.0 ** ((low + high) / 2)
 
 
-def evidence_prior_and_noise(posterior: Posterior, *, num_steps: int = 200) -> tuple[float, Tensor]:
-    """δ and σ (one, or one for each output, as the posterior has) that maximise the evidence together."""
+def evidence_noise(posterior: Posterior, *, with_prior: bool = True, num_steps: int = 100) -> tuple[float, Tensor]:
+    """The σ (one, or one for each output, as the posterior has) of largest evidence, with or without δ.
+
+    L-BFGS in their logarithms, from the residuals' own size: σ² = Σ (y − f)² / NT.
+    """
     if posterior.likelihood != "regression":
         raise InputError("got a classification, which has no observation noise; tune the prior precision alone")
-    log_delta = posterior.delta.log().clone().requires_grad_()
-    log_sigma = posterior.sigma_noise.detach().double().log().clone().requires_grad_()
-    optimizer = torch.optim.LBFGS([log_delta, log_sigma], max_iter=num_steps, line_search_fn="strong_wolfe")
+    squares = posterior.loss if posterior.sigma_noise.numel() > 1 else posterior.loss.mean()
+    if posterior.num_data == 0 or not bool((squares > 0).all()):
+        raise InputError(
+            f"the network meets all {posterior.num_data} training targets exactly, so the evidence has no maximum in "
+            "sigma_noise; tune it on held-out data (method='gradient')"
+        )
+    sigma = (squares / (posterior.num_data * posterior.temperature)).sqrt()
+    delta = posterior.delta
+    if with_prior:
+        noise_precision = sigma.expand(len(posterior.loss)).square().reciprocal()
+        values = torch.linalg.eigvalsh(torch.einsum("r,rij->ij", noise_precision, posterior.ggn)).clamp_min(0)
+        delta = delta.new_tensor(_evidence_root(values / posterior.temperature, posterior.weights_sq_norm))
+    log_delta, log_sigma = delta.log().requires_grad_(with_prior), sigma.log().requires_grad_()
+    optimizer = torch.optim.LBFGS(
+        [log_delta, log_sigma] if with_prior else [log_sigma],
+        max_iter=num_steps,
+        line_search_fn="strong_wolfe",
+        tolerance_grad=1e-10,
+        tolerance_change=1e-14,
+    )
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -114,7 +147,8 @@ def evidence_prior_and_noise(posterior: Posterior, *, num_steps: int = 200) -> t
 
     with torch.enable_grad():
         optimizer.step(closure)
-    return float(log_delta.detach().exp()), log_sigma.detach().exp()
+    found = log_delta.detach().exp() if with_prior else posterior.delta
+    return float(found), log_sigma.detach().exp().reshape(posterior.sigma_noise.shape)
 
 
 def held_out_nll(prediction: Prediction, labels: Tensor) -> Float[Tensor, " B"]:
@@ -132,6 +166,8 @@ def grid_prior_precision(
     loss: Loss = held_out_nll,
 ) -> tuple[float, list[float]]:
     """The δ of the grid with the least mean held-out loss, and the loss of each; an edge is a warning."""
+    if not grid:
+        raise InputError("got an empty grid of prior precisions; wanted grid_size of at least 1")
     losses: list[float] = []
     values, vectors = posterior.eigenvalues, posterior.eigenvectors
     for delta in grid:
@@ -151,7 +187,14 @@ def grid_prior_precision(
             if metric is not None:
                 metric.update(prediction, batch.labels)
                 continue
-            total += float(loss(prediction, batch.labels).double().sum())
+            each = loss(prediction, batch.labels)
+            if not isinstance(each, Tensor) or each.shape != batch.labels.shape[:1]:
+                found = tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__
+                raise InputError(
+                    f"the loss gave {found} for {len(batch.labels)} inputs; wanted a function (Prediction, labels) -> "
+                    "one number for each input, or a torchmetrics metric"
+                )
+            total += float(each.double().sum())
             count += len(batch.outputs)
         losses.append(metric.value() if metric is not None else total / count)
     finite = [value if math.isfinite(value) else math.inf for value in losses]
@@ -188,9 +231,17 @@ class _MetricLoss:
 
 
 def by_gradient(
-    posterior: Posterior, held_out: Sequence[HeldOut], *, tune: Sequence[str], num_steps: int = 100
+    posterior: Posterior,
+    held_out: Sequence[HeldOut],
+    *,
+    tune: Sequence[str],
+    num_steps: int = 100,
+    init_prior_precision: Tensor | None = None,
 ) -> TunedValues:
-    """Minimise the mean held-out NLL (probit, or Gaussian with noise) in log δ, log T and log σ by L-BFGS."""
+    """Minimise the mean held-out NLL (probit, or Gaussian with noise) in log δ, log T and log σ by L-BFGS.
+
+    δ is searched from `init_prior_precision` on, or from where it is.
+    """
     allowed = ("prior_precision", "temperature", "sigma_noise")
     _check_names(tune, allowed, "the gradient")
     if "sigma_noise" in tune and posterior.likelihood != "regression":
@@ -200,6 +251,8 @@ def by_gradient(
         "temperature": torch.tensor(float(posterior.temperature), dtype=torch.float64),
         "sigma_noise": posterior.sigma_noise.detach().double(),
     }
+    if init_prior_precision is not None and "prior_precision" in tune:
+        start["prior_precision"] = init_prior_precision.detach().to(posterior.delta).reshape(())
     logs = {k: v.log().clone().requires_grad_(k in tune) for k, v in start.items()}
     squares = _squares_in_eigenbasis(posterior, held_out, per_output_noise="sigma_noise" in tune)
     optimizer = torch.optim.LBFGS(
