@@ -68,6 +68,8 @@ class EndlessBatches:
                     raise InputError(f"{self.name} is empty; wanted at least one batch")
                 self.move_to(self.epoch + 1, 0)
                 return self.peek()
+            if batch_size(inputs_of(batch)) == 0:
+                raise InputError(f"{self.name} yielded an empty batch; wanted at least one input in each")
             self._next = batch
         return self._next
 
@@ -172,7 +174,12 @@ def context_loaders(context: Any, *, context_batch_size: int) -> list[Loader]:
 
 
 def _is_source(item: Any) -> bool:
-    return isinstance(item, Dataset | DataLoader) or (isinstance(item, Tensor) and item.ndim > 1)
+    """Whether an entry of a list is a context of its own, rather than the list being one loader of batches."""
+    if isinstance(item, Tensor):
+        return item.ndim > 1
+    if isinstance(item, Mapping | tuple | list | str):
+        return False
+    return isinstance(item, Dataset) or hasattr(item, "__iter__")
 
 
 def _as_loader(source: Any, size: int) -> Loader:
@@ -214,9 +221,6 @@ class GroupedBatches:
 
     def peek(self) -> list[Inputs]:
         batches = [inputs_of(source.peek()) for source in self.sources]
-        for source, x in zip(self.sources, batches, strict=True):
-            if batch_size(x) == 0:
-                raise InputError(f"{source.name} yielded an empty batch; wanted at least one input in each")
         check_same_shape(batches[0], batches[1:])
         return batches
 
@@ -236,7 +240,14 @@ def check_same_shape(train: Inputs, contexts: Sequence[Inputs]) -> None:
                 f"got context inputs of type {type(x).__name__} beside training inputs of type {type(train).__name__}; "
                 "wanted the same kind"
             )
-        if isinstance(x, Tensor) and isinstance(train, Tensor) and x.shape[1:] != train.shape[1:]:
+        if not (isinstance(x, Tensor) and isinstance(train, Tensor)):
+            continue
+        if x.is_floating_point() != train.is_floating_point():
+            raise InputError(
+                f"got context inputs of type {x.dtype} beside training inputs of type {train.dtype}; wanted the same "
+                "kind, in the same scale: pixels from 0 to 255 are x.float() / 255 where the network was trained on 0 to 1"
+            )
+        if x.shape[1:] != train.shape[1:]:
             raise InputError(
                 f"got context inputs of shape {tuple(x.shape[1:])} beside training inputs of shape "
                 f"{tuple(train.shape[1:])}; wanted the same shape: resize or crop the context"
