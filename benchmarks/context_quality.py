@@ -4,13 +4,13 @@ For FashionMNIST and the benchmark's trained network (`tuned`, seed 1), two smal
 images from each context of `scalla.context`: `pixels`, a CNN on the images, and `gate`, an MLP on the network's
 penultimate features (`scalla.baselines.controls.ContextClassifier` both). Then they score images of neither kind.
 
-choice  held-out training images against the context's own held-out images, scikit-learn's digits and patches of a
-        photograph: these columns alone choose the default
+choice  held-out training images against scikit-learn's digits, patches of a photograph, and what each of the
+        generators makes of held-out training images: these columns alone choose the default
 test    FashionMNIST test images against KMNIST, MNIST, glyphs, automata and noise: no choice looks at them
 
-Every part alone; then mixtures: the parts in the order of their criterion, one more at a time. The criterion is the
-mean AUROC over both classifiers, digits and photos. The last row is the published context, MNIST's test images, for
-comparison: it is data of another source.
+Rows: every part alone; the mixture of all; that mixture without each part; the default; and, for comparison, the
+published context, MNIST's test images, which are data of another source. The criterion is the mean AUROC over both
+classifiers and all sets of choice.
 
 What is measured is in <out>/context_quality.json after each fit, and not measured again; the table goes to standard
 output and into the page of documentation, between its markers.
@@ -53,6 +53,7 @@ from scalla.context import (
     Textures,
     read_inputs,
 )
+from scalla.context.choice import DEFAULTS
 from scalla.metrics import auroc
 
 PARTS = (
@@ -67,8 +68,8 @@ PARTS = (
 )
 PUBLISHED = "MNIST test images"
 JUDGES = ("pixels", "gate")
-CRITERION = ("digits", "photos")
-CHOICE, TEST = ("own", *CRITERION), ("KMNIST", "MNIST", "glyphs", "automata", "noise")
+MADE = tuple(part.__name__ for part in PARTS)
+CHOICE, TEST = ("digits", "photos", *MADE), ("KMNIST", "MNIST", "glyphs", "automata", "noise")
 MARKERS = ("<!-- table: benchmarks/context_quality.py -->", "<!-- end of table -->")
 
 
@@ -77,7 +78,6 @@ class Settings:
     """All that decides the numbers, besides data and code."""
 
     num_context: int = 10_000
-    num_held_out: int = 2000
     num_scored: int = 2000
     num_epochs: int = 8
     network_seed: int = 1
@@ -102,34 +102,25 @@ class Measurement:
         ).model
         self.features = features_of(network)
         self.published = images.context
-        self.inputs = read_inputs(images.train[0])
-        self.parts: dict[str, Callable[[int], Context]] = {
-            part.__name__: lambda seed, part=part: part(self.inputs, seed=seed) for part in PARTS
-        }
-        self.parts["FeatureExtrapolation"] = lambda seed: FeatureExtrapolation(self.inputs, network, seed=seed)
-        self.sets = scored_sets(images, settings.num_scored)
+        self.parts = parts_of(images.train[0], network)
+        self.sets = scored_sets(images, network, settings.num_scored)
         self.train = {"pixels": images.train[0], "gate": self.features(images.train[0])}
         self.scored = {"pixels": self.sets, "gate": {name: self.features(x) for name, x in self.sets.items()}}
 
     def of(self, names: Sequence[str], seed: int) -> dict[str, Any]:
         """AUROC of both classifiers on every set, learned against the mixture of these parts."""
-        num, held_out = self.settings.num_context, self.settings.num_held_out
         began = time.process_time()
         if names == (PUBLISHED,):
-            order = torch.randperm(len(self.published), generator=torch.Generator().manual_seed(seed))
-            held_out = min(held_out, len(order) // 10)
-            made = self.published[order]
+            made = self.published
         else:
-            context = Mixture(tuple(self.parts[name](seed) for name in names), seed=seed)
-            made = context.generate(num + held_out)
-        record: dict[str, Any] = {"context": " + ".join(names), "seed": seed, "num_context": len(made) - held_out}
+            parts = tuple(self.parts[name] for name in names)
+            made = Mixture(parts, seed=seed).generate(self.settings.num_context)
+        record: dict[str, Any] = {"context": " + ".join(names), "seed": seed, "num_context": len(made)}
         record["generating_seconds"] = time.process_time() - began
         for judge in JUDGES:
-            x = made if judge == "pixels" else self.features(made)
             classifier = ContextClassifier(num_epochs=self.settings.num_epochs, seed=seed)
-            classifier.fit([self.train[judge]], context=x[held_out:])
+            classifier.fit([self.train[judge]], context=made if judge == "pixels" else self.features(made))
             scores = {name: classifier.score(part) for name, part in self.scored[judge].items()}
-            scores["own"] = classifier.score(x[:held_out])
             record[judge] = {name: auroc(scores["validation"], scores[name]) for name in CHOICE} | {
                 name: auroc(scores["test"], scores[name]) for name in TEST
             }
@@ -142,17 +133,24 @@ def features_of(network: torch.nn.Module) -> Callable[[Tensor], Tensor]:
     return lambda x: torch.cat([penultimate(part)[0].float() for part in x.split(1000)])
 
 
-def scored_sets(images: Images, num: int) -> dict[str, Tensor]:
+def parts_of(images: Tensor, network: torch.nn.Module) -> dict[str, Context]:
+    inputs = read_inputs(images)
+    parts: dict[str, Context] = {part.__name__: part(inputs) for part in PARTS if part is not FeatureExtrapolation}
+    return parts | {FeatureExtrapolation.__name__: FeatureExtrapolation(inputs, network)}
+
+
+def scored_sets(images: Images, network: torch.nn.Module, num: int) -> dict[str, Tensor]:
     assert images.validation is not None
-    return {"validation": images.validation[0][:num], "test": images.test[0][:num]} | {
-        name: images.out[name][:num] for name in (*CRITERION, *TEST)
-    }
+    # Made of images, and by seeds, that no classifier is trained with.
+    made = {name: part.generate(num, seed=1_000_003) for name, part in parts_of(images.validation[0], network).items()}
+    out = {name: x[:num] for name, x in images.out.items()}
+    return {"validation": images.validation[0][:num], "test": images.test[0][:num]} | made | out
 
 
 def source_digest() -> str:
-    """Of the generators' own code: another generator is another measurement."""
-    folder = Path(scalla.context.__file__).parent
-    return hashlib.sha256(b"".join(p.read_bytes() for p in sorted(folder.glob("*.py")))).hexdigest()
+    """Of the generators' own code: another generator is another measurement. Which of them is chosen is not."""
+    files = sorted(p for p in Path(scalla.context.__file__).parent.glob("*.py") if p.stem not in ("__init__", "choice"))
+    return hashlib.sha256(b"".join(p.read_bytes() for p in files)).hexdigest()
 
 
 class Records:
@@ -193,9 +191,12 @@ class Row:
     means: dict[tuple[str, str], float]
     spread: float
 
+    def mean(self, judge: str, names: Sequence[str]) -> float | None:
+        return statistics.mean(self.means[judge, name] for name in names) if names else None
+
     @property
     def criterion(self) -> float:
-        return statistics.mean(self.means[judge, name] for judge in JUDGES for name in CRITERION)
+        return statistics.mean(self.means[judge, name] for judge in JUDGES for name in CHOICE)
 
 
 def measured(records: Records, names: Sequence[str], seeds: Sequence[int]) -> Row:
@@ -206,39 +207,37 @@ def measured(records: Records, names: Sequence[str], seeds: Sequence[int]) -> Ro
     return Row(tuple(names), {c: statistics.mean(v) for c, v in values.items()}, spread)
 
 
-def all_rows(records: Records, seeds: Sequence[int]) -> list[Row]:
-    singles = sorted(
-        (measured(records, (part.__name__,), seeds) for part in PARTS), key=lambda row: row.criterion, reverse=True
-    )
-    order = [row.names[0] for row in singles]
-    mixtures = [measured(records, tuple(order[:count]), seeds) for count in range(2, len(order) + 1)]
-    return [*singles, *mixtures, measured(records, (PUBLISHED,), seeds)]
+def all_rows(records: Records, seeds: Sequence[int]) -> list[tuple[str, Row]]:
+    """Titles and rows."""
+    mixtures = {"all": MADE} | {f"all but {name}": tuple(n for n in MADE if n != name) for name in MADE}
+    mixtures["default"] = tuple(part.__name__ for part in DEFAULTS["images"])
+    wanted = {name: (name,) for name in MADE} | mixtures | {PUBLISHED: (PUBLISHED,)}
+    return [(title, measured(records, names, seeds)) for title, names in wanted.items()]
 
 
-def table(rows: Sequence[Row], content: dict[str, Any], seeds: Sequence[int]) -> str:
+def table(rows: Sequence[tuple[str, Row]], content: dict[str, Any], seeds: Sequence[int]) -> str:
     """Markdown: for each column AUROC of pixels / gate."""
-    own = [row for row in rows if row.names != (PUBLISHED,)]
-    best = max(own, key=lambda row: row.criterion)
-    lines = [
-        "| context | criterion | " + " | ".join((*CHOICE, *TEST)) + " |",
-        "| --- " * (len(CHOICE) + len(TEST) + 2) + "|",
-    ]
-    for row in rows:
-        title = row.names[0] if len(row.names) == 1 else f"+ {row.names[-1]} ({len(row.names)})"
-        cells = [f"{row.means['pixels', name]:.3f} / {row.means['gate', name]:.3f}" for name in (*CHOICE, *TEST)]
-        mark = "**" if row is best else ""
-        lines.append(f"| {mark}{title}{mark} | {mark}{row.criterion:.4f}{mark} | " + " | ".join(cells) + " |")
-    versions, hardware = content["versions"], content["hardware"]
-    settings = content["settings"]
-    count = "seed" if len(seeds) == 1 else "seeds"
+    header = ("context", "criterion", "own", "others", "digits", "photos", *TEST)
+    lines = ["| " + " | ".join(header) + " |", "| --- " * len(header) + "|"]
+    for title, row in rows:
+        own = [name for name in MADE if name in row.names]
+        columns = (own, [name for name in MADE if name not in own], ["digits"], ["photos"], *([name] for name in TEST))
+        cells = [" / ".join(number(row.mean(judge, names)) for judge in JUDGES) for names in columns]
+        lines.append(f"| {title} | {row.criterion:.4f} | " + " | ".join(cells) + " |")
+    versions, hardware, settings = content["versions"], content["hardware"], content["settings"]
     lines += [
         "",
-        f"AUROC of pixels / gate, means over {len(seeds)} {count} (largest standard deviation of any entry "
-        f"{max(row.spread for row in rows):.3f}); {settings['num_context']} context images, at most "
-        f"{settings['num_epochs']} epochs, {settings['num_scored']} images of each scored set. "
-        f"Python {versions['python']}, torch {versions['torch']}, {hardware['threads']} thread of {hardware['cpu']}.",
+        f"AUROC of pixels / gate, means over {len(seeds)} seed{'s' * (len(seeds) > 1)} (largest standard deviation of "
+        f"any one {max(row.spread for _, row in rows):.3f}); {settings['num_context']} context images, at most "
+        f"{settings['num_epochs']} epochs, up to {settings['num_scored']} images of each set. Python "
+        f"{versions['python']}, torch {versions['torch']}, scalla {versions['scalla']}; {hardware['threads']} thread "
+        f"of {hardware['cpu']}.",
     ]
     return "\n".join(lines)
+
+
+def number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
 
 
 def write_into(page: Path, text: str) -> None:
@@ -265,7 +264,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     settings = Settings()
     if options.quick:
-        settings = Settings(num_context=500, num_held_out=200, num_scored=200, num_epochs=2, quick=True)
+        settings = Settings(num_context=500, num_scored=200, num_epochs=2, quick=True)
     measurement = Measurement(settings, cache=options.cache, data_root=options.data_root)
     name = "context_quality-quick.json" if options.quick else "context_quality.json"
     records = Records(options.out / name, measurement, afresh=options.afresh)
