@@ -245,7 +245,7 @@ def check_same_shape(train: Inputs, contexts: Sequence[Inputs]) -> None:
         if x.is_floating_point() != train.is_floating_point():
             raise InputError(
                 f"got context inputs of type {x.dtype} beside training inputs of type {train.dtype}; wanted the same "
-                "kind, in the same scale: pixels from 0 to 255 are x.float() / 255 where the network was trained on 0 to 1"
+                "kind in the same scale: pixels from 0 to 255 are x.float() / 255 for a network trained on 0 to 1"
             )
         if x.shape[1:] != train.shape[1:]:
             raise InputError(

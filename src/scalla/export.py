@@ -100,13 +100,15 @@ def export(
     if set(names) & set(outputs):
         raise InputError(f"the input {sorted(set(names) & set(outputs))} is called as an output is; rename it")
     written = (*outputs[:-1], *PENDING) if graph.pending else outputs
-    program = _traced(graph, example, names, dynamic_axes)
+    shapes = _shapes(example, names, dynamic_axes)
+    program = _traced(graph, example, shapes)
     with _quiet(), switched(ORDINARY):
         found = torch.onnx.export(
             program,
             dynamo=True,
             input_names=list(names),
             output_names=list(written),
+            dynamic_shapes=shapes,
             opset_version=opset_version,
             verbose=False,
         )
@@ -133,7 +135,7 @@ def export_program(
 ) -> ExportedProgram:
     """The same as a torch.export.ExportedProgram: `program.module()(x)` gives the outputs by name."""
     graph, example, names = _graph(la, example_input, score, link_approx, n_samples, dynamic_axes, pending=False)
-    return _traced(graph, example, names, dynamic_axes)
+    return _traced(graph, example, _shapes(example, names, dynamic_axes))
 
 
 def _graph(
@@ -174,11 +176,9 @@ def _graph(
     return graph.eval(), prepared, names
 
 
-def _traced(
-    graph: PredictiveGraph, example: Inputs, names: Sequence[str], dynamic_axes: DynamicAxes | None
-) -> ExportedProgram:
-    size = batch_size(example)
-    further = dynamic_axes or {}
+def _shapes(example: Inputs, names: Sequence[str], dynamic_axes: DynamicAxes | None) -> tuple[Any]:
+    """For each dimension that may vary its name, in the form of the example."""
+    size, further = batch_size(example), dynamic_axes or {}
     dims = {name: torch.export.Dim(name) for axes in further.values() for name in axes.values()}
     batch = torch.export.Dim("batch")
     shapes = [
@@ -187,12 +187,14 @@ def _traced(
         for of, t in zip(names, tensors_of(example), strict=True)
     ]
     if isinstance(example, Tensor):
-        shape: Any = shapes[0]
-    else:
-        shape = dict(zip(names, shapes, strict=True)) if isinstance(example, Mapping) else tuple(shapes)
+        return (shapes[0],)
+    return (dict(zip(names, shapes, strict=True)) if isinstance(example, Mapping) else tuple(shapes),)
+
+
+def _traced(graph: PredictiveGraph, example: Inputs, shapes: tuple[Any]) -> ExportedProgram:
     try:
         with _quiet(), switched(ORDINARY), torch.no_grad():
-            return torch.export.export(graph, (example,), dynamic_shapes=(shape,))
+            return torch.export.export(graph, (example,), dynamic_shapes=shapes)
     except Exception as error:
         reason = str(error).strip().split("\n")[0][:300]
         raise UnsupportedModuleError(
@@ -216,6 +218,8 @@ def _quiet() -> Iterator[None]:
         with warnings.catch_warnings():
             # Recurrent layers and weight norm set attributes of their own when they run, to what they were.
             warnings.filterwarnings("ignore", r"The tensor attributes? .* assigned during export", UserWarning)
+            # An axis that several inputs share has one name.
+            warnings.filterwarnings("ignore", r"# The axis name: .* shares the same shape constraints", UserWarning)
             warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
             yield
     finally:

@@ -34,7 +34,7 @@ from scalla.saving import (
     settings_of,
 )
 from scalla.training import HistoryEntry, Schedule, TrainingSettings
-from scalla.tunable import TunablePredictive
+from scalla.tunable import TunablePredictive, check_noise_levels
 from scalla.types import InputError, Inputs, Likelihood, Loader
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class ScaLLA(TunablePredictive):
             parameters=self.parameters_filter,
             dict_key_y=self.dict_key_y,
         )
-        self._check_noise_levels(features.num_outputs)
+        check_noise_levels(self._sigma_noise, features.num_outputs)
         blocks = data.check(self.likelihood, features)
         if self.surrogate_kind == "custom":
             assert self.surrogate is not None

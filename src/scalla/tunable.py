@@ -52,9 +52,9 @@ class TunablePredictive(LinearizedPredictive):
     @sigma_noise.setter
     def sigma_noise(self, value: float | Tensor) -> None:
         found = _positive_tensor(value, "sigma_noise").detach()
-        self._sigma_noise = found.reshape(()) if found.numel() == 1 else found
         if getattr(self, "feature_map", None) is not None:
-            self._check_noise_levels(self._fitted_map.num_outputs)
+            check_noise_levels(found, self._fitted_map.num_outputs)
+        self._sigma_noise = found.reshape(()) if found.numel() == 1 else found
         self._pass_on("sigma_noise", self._sigma_noise)
 
     @property
@@ -64,19 +64,15 @@ class TunablePredictive(LinearizedPredictive):
 
     @temperature.setter
     def temperature(self, value: float) -> None:
-        self._temperature = float(_positive_tensor(value, "temperature"))
+        found = _positive_tensor(value, "temperature")
+        if found.numel() != 1:
+            raise InputError(f"got a temperature of {found.numel()} entries; wanted one number")
+        self._temperature = float(found)
         self._pass_on("temperature", self._temperature)
 
     def _pass_on(self, name: str, value: Any) -> None:
         if getattr(self, "posterior", None) is not None:
             self._posterior.configure(**{name: value})
-
-    def _check_noise_levels(self, num_outputs: int) -> None:
-        if self._sigma_noise.numel() not in (1, num_outputs):
-            raise InputError(
-                f"got sigma_noise with {self._sigma_noise.numel()} entries for {num_outputs} outputs; give one, or one "
-                "for each output"
-            )
 
     # ---------------------------------------------------------------- evidence and tuning
 
@@ -183,12 +179,20 @@ class TunablePredictive(LinearizedPredictive):
         return found
 
 
+def check_noise_levels(sigma_noise: Tensor, num_outputs: int) -> None:
+    if sigma_noise.numel() not in (1, num_outputs):
+        raise InputError(
+            f"got sigma_noise with {sigma_noise.numel()} entries for {num_outputs} outputs; give one, or one for each "
+            "output"
+        )
+
+
 def _positive_tensor(value: float | Tensor, name: str) -> Float[Tensor, ...]:
     """`value` in float64, gradients kept; finite and positive."""
     try:
         found = torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"got {name}={value!r}; wanted a positive number") from error
-    if not bool((torch.isfinite(found) & (found > 0)).all()):
+    if found.numel() == 0 or not bool((torch.isfinite(found) & (found > 0)).all()):
         raise InputError(f"got {name}={value!r}; wanted a positive number (1.0, say)")
     return found

@@ -115,8 +115,8 @@ def jsonable(value: Any) -> Any:
 
 
 def without_paths(text: str) -> str:
-    """A message without the folders of this machine: the last part of each absolute path stays."""
-    return re.sub(r"(?<![\w.])(?:/[\w.@+\-]+)+/(?=[\w.@+\-])", "", text)
+    """A message without the folders of this machine: the last part of each absolute path stays, and so do URLs."""
+    return re.sub(r"(?<![\w.])(?<!:/)(?:/[\w.@+\-]+)+/(?=[\w.@+\-])", "", text)
 
 
 def _one_line_lists(text: str) -> str:

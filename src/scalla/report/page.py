@@ -14,6 +14,7 @@ from typing import Any
 
 from scalla.benchmark import fmnist
 from scalla.report import comparison, curves, kernel, notes, ranking
+from scalla.report.claims import claims_table
 from scalla.report.columns import other_set_columns, significant, table_columns
 from scalla.report.cost import cost_charts
 from scalla.report.gallery import Pictures, galleries
@@ -104,7 +105,7 @@ def _head(results: Results) -> str:
 
 def _summary(results: Results) -> str:
     return (
-        f"{ranking.summary(results)}{ranking.claims_table(results)}"
+        f"{ranking.summary(results)}{claims_table(results)}"
         "<p><small>Each row of ScaLLA stands against the best of all other methods, column by column. Differences are "
         "taken seed by seed, since rows of one seed share a network; ± of a difference is the half width of the 95% "
         "interval of its mean, and what cannot be told from the best is where that interval holds zero. ± of anything "

@@ -123,7 +123,7 @@ def _numbers(ours: ReportRow, found: Sequence[Standing]) -> str:
         cells = (
             s.column.text(own.mean),
             f"{s.column.text(best.mean)} {escape(s.best.label)}",
-            _signed(s.column, s.difference),
+            signed(s.column, s.difference),
             f"{s.rank} of {s.count}",
             f'<span class="{s.verdict}">{s.verdict}</span>',
         )
@@ -151,75 +151,7 @@ def _against_detectors(ours: ReportRow, rows: Sequence[ReportRow]) -> str:
     )
 
 
-def _signed(column: Column, difference: Interval) -> str:
+def signed(column: Column, difference: Interval) -> str:
+    """A difference as the column writes it, with the half width of its interval."""
     text = f"{'−' if difference.mean < 0 else '+'}{column.text(abs(difference.mean))}"
     return text if difference.half_width is None else f"{text} ± {column.text(difference.half_width)}"
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What a row must reach: a value of its own, or a difference from MAP's on the same network."""
-
-    method: str
-    column_title: str
-    bound: float
-    against_map: bool
-    words: str
-
-
-CLAIMS = (
-    Claim("scalla", "Gaussian AUC", 0.80, False, "Gaussian AUC on KMNIST at least 0.80"),
-    Claim("scalla_biased", "Gaussian AUC", 0.98, False, "Gaussian AUC on KMNIST at least 0.98"),
-    *(
-        claim
-        for name in OURS
-        for claim in (
-            Claim(name, "NLL", 0.0, True, "NLL no worse than MAP's"),
-            Claim(name, "ECE", 0.0, True, "ECE no worse than MAP's"),
-            Claim(name, "ACC, %", 0.001, True, "accuracy within 0.1 points of MAP's"),
-        )
-    ),
-)
-
-
-def claims_table(results: Results) -> str:
-    """Each claim with what was measured: met, met within noise, or not met."""
-    lines = []
-    for protocol in PROTOCOLS:
-        rows = results.of(protocol, "method")
-        reference = next((row for row in rows if row.method == "map"), None)
-        columns = {c.title: c for c in reversed(summary_columns(protocol))}
-        for ours in our_rows(rows):
-            for claim in (c for c in CLAIMS if c.method == ours.method):
-                cells = _claim_cells(claim, columns[claim.column_title], ours, reference)
-                if cells is not None:
-                    header = f"{escape(ours.label)}, {protocol}"
-                    lines.append(Line(header, [f"<td>{escape(claim.words)}</td>", *cells], css="words"))
-    if not lines:
-        return ""
-    headings = [Heading("what it must reach"), Heading("measured"), Heading("verdict")]
-    return table("What ScaLLA must reach", headings, [("", lines)])
-
-
-def _claim_cells(claim: Claim, column: Column, ours: ReportRow, reference: ReportRow | None) -> list[str] | None:
-    mine = column.by_seed(ours)
-    if not claim.against_map:
-        found = column.spread(ours)
-        if found is None:
-            return None
-        std = f" ± {column.text(found.std)}" if found.std is not None else ""
-        within = found.std is not None and claim.bound - found.mean <= found.std
-        verdict = "met" if found.mean >= claim.bound else "within one std" if within else "not met"
-        return _cells(f"{column.text(found.mean)}{std}", verdict)
-    difference = None if reference is None else paired_difference(mine, column.by_seed(reference))
-    if difference is None:
-        return None
-    # Accuracy may differ by the bound either way; of the others less is better, so more than nothing is too much.
-    excess = abs(difference.mean) - claim.bound if column.better == "more" else difference.mean
-    within = difference.half_width is not None and excess <= difference.half_width
-    verdict = "met" if excess <= 0 else "within noise" if within else "not met"
-    return _cells(f"difference {_signed(column, difference)}", verdict)
-
-
-def _cells(measured: str, verdict: str) -> list[str]:
-    return [f"<td>{measured}</td>", f'<td class="{"bad" if verdict == "not met" else "good"}">{verdict}</td>']

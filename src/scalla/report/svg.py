@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 360, 250
-LEFT, RIGHT, TOP, BOTTOM = 46, 10, 8, 36
+LEFT, RIGHT, TOP, BOTTOM = 54, 10, 8, 36
 
 
 @dataclass(frozen=True)
