@@ -172,7 +172,7 @@ def tiny_bert() -> nn.Module:
             intermediate_size=8,
             max_position_embeddings=8,
             num_labels=NUM_CLASSES,
-        )  # fmt: skip
+        )
     )
 
 

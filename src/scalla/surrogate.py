@@ -84,8 +84,8 @@ class Mirror(nn.Module):
             if flat.ndim != 2 or flat.shape[-1] != self.num_outputs * self.num_features:
                 raise InputError(
                     f"widening the last linear layer to C·m = {self.num_outputs * self.num_features} outputs changed "
-                    f"the network's output to {tuple(flat.shape)}: something after that layer depends on its width. Use "
-                    "surrogate='trunk' or a module of your own, x -> (B, C, m)"
+                    f"the network's output to {tuple(flat.shape)}: something after that layer depends on its width. "
+                    "Use surrogate='trunk' or a module of your own, x -> (B, C, m)"
                 )
             size = flat.square().mean().sqrt() * math.sqrt(self.num_features)
             self.head.weight.div_(size.clamp_min(1e-12))
