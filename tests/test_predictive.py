@@ -153,6 +153,18 @@ def test_the_bridge_survives_a_large_common_variance_in_float32() -> None:
     torch.testing.assert_close(found.probs[0], Dirichlet(alpha).mean.float(), rtol=1e-3, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("constant", [0.0, 5.0])
+def test_without_common_variance_a_constant_moves_no_bridge(constant: float, dtype: torch.dtype) -> None:
+    """Σ 1 = 0 but for rounding, which must not be taken for a direction of its own."""
+    alpha = torch.tensor([0.5, 1.0, 2.0, 4.0], dtype=torch.float64)
+    mean, cov = gaussian_of_dirichlet(alpha)
+    values, vectors = torch.linalg.eigh(cov)
+    factor = (vectors * values.clamp_min(0).sqrt())[:, 1:]
+    found = Prediction((mean + constant)[None].to(dtype), factor[None].to(dtype), link="bridge")
+    torch.testing.assert_close(found.probs[0], Dirichlet(alpha).mean.to(dtype), rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("normalise", [False, True])
 def test_the_bridge_is_its_formula(normalise: bool) -> None:
     found = prediction(4, link="bridge_norm" if normalise else "bridge")

@@ -146,7 +146,8 @@ class Posterior(nn.Module):
             if num_data < 0 or bool((smallest < -1e-8 * size).any()):
                 raise InputError(
                     f"asked to forget {sums.num_data} inputs, but the posterior of {self.num_data} inputs does not "
-                    "hold them: taking them away leaves a negative precision. Forget only what was given to fit or update"
+                    "hold them: taking them away leaves a negative precision. Forget only what was given to fit or "
+                    "update"
                 )
             if num_data == 0:
                 ggn, loss = torch.zeros_like(ggn), torch.zeros_like(loss)

@@ -228,10 +228,14 @@ def laplace_bridge(
     tiny = torch.finfo(mean.dtype).tiny
     # Σ − Σ11ᵀΣ / 1ᵀΣ1 = A (I − uuᵀ) Aᵀ with u = Aᵀ1 / ‖Aᵀ1‖: by its factor, as the difference of variances cancels.
     common = factor.sum(-2)
-    length = common.norm(dim=-1, keepdim=True).clamp_min(tiny)
-    along = torch.einsum("bcr,br->bc", factor, common / length)
-    mean = mean - along / length * mean.sum(-1, keepdim=True)
-    projected = factor - along[..., None] * (common / length)[:, None]
+    length = common.norm(dim=-1, keepdim=True)
+    # Where Aᵀ1 is rounding alone, Σ 1 = 0 already: nothing to project, and a constant moves no softmax.
+    rounding = num_classes * torch.finfo(factor.dtype).eps * factor.square().sum((-2, -1)).sqrt()[:, None]
+    moves, length = length > rounding, length.clamp_min(tiny)
+    direction = torch.where(moves, common / length, 0.0)
+    along = torch.einsum("bcr,br->bc", factor, direction)
+    mean = mean - torch.where(moves, along / length, 1 / num_classes) * mean.sum(-1, keepdim=True)
+    projected = factor - along[..., None] * direction[:, None]
     var = projected.square().sum(-1).clamp_min(tiny)
     if normalise:
         scale = var.mean(-1, keepdim=True) / math.sqrt(num_classes / 2)

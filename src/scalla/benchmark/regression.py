@@ -122,8 +122,10 @@ def execute(run: Run, *, data_root: Path | None, cache: Path, progress_bar: bool
     metrics["prior_precision"] = prior_precision(method)
     metrics["gap"] = None if data.gap is None else columns(method, *data.gap)
     curves = {} if data.grid is None else {"toy": toy_curve(method, data)}
-    is_scalla = isinstance(method, ScaLLA)
-    error = method.kernel_error(data.test[0][:100]) if isinstance(method, ScaLLA) else None
+    error, history = None, None
+    if isinstance(method, ScaLLA):
+        error = method.kernel_error(data.test[0][:100])
+        history = [asdict(entry) for entry in method.history]
     metrics["kernel_error"] = None if error is None else {"error": error.error, "floor": error.floor}
     return {
         "title": TITLES[run.method],
@@ -137,7 +139,7 @@ def execute(run: Run, *, data_root: Path | None, cache: Path, progress_bar: bool
             **network_time.named("network"),
             "peak_memory_mb": peak_memory_mb(),
         },
-        "history": [asdict(entry) for entry in method.history] if is_scalla else None,
+        "history": history,
     }
 
 

@@ -82,8 +82,10 @@ def run_benchmark(
         methods, seeds, protocols or module.PROTOCOLS, quick=quick, data_root=root, network_seed=network_seed
     )
     out, cache = Path(out), Path(cache)
-    done, skipped, failed = [], [], []
-    todo = []
+    done: list[str] = []
+    skipped: list[str] = []
+    failed: list[str] = []
+    todo: list[Run] = []
     for run in runs:
         if run.done_path(out).is_file():
             skipped.append(run.label)
@@ -112,7 +114,7 @@ class Children:
         self._lock = threading.Lock()
         self._stopping = False
 
-    def run_all(self, runs: Sequence[Run], jobs: int, bar: tqdm) -> Iterator[tuple[Run, bool]]:  # type: ignore[type-arg]
+    def run_all(self, runs: Sequence[Run], jobs: int, bar: tqdm) -> Iterator[tuple[Run, bool]]:
         with ThreadPoolExecutor(jobs) as pool:
             futures = {pool.submit(self._run, run, bar): run for run in runs}
             try:
@@ -127,7 +129,7 @@ class Children:
                         child.terminate()
                 raise
 
-    def _run(self, run: Run, bar: tqdm) -> bool:  # type: ignore[type-arg]
+    def _run(self, run: Run, bar: tqdm) -> bool:
         if self._stopping:
             return False
         bar.set_postfix_str(run.label)

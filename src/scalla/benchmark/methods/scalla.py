@@ -36,7 +36,7 @@ def fit(problem: Problem, settings: Settings) -> ScaLLA:
 
 
 def reconfigure(method: ScaLLA, settings: Settings) -> None:
-    method.prior_precision = float(settings["prior_precision"])  # type: ignore[assignment]
+    method.prior_precision = float(settings["prior_precision"])
 
 
 def found(method: ScaLLA) -> dict[str, float]:
