@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from scalla import export as exporting
+from scalla import hub
 from scalla.batches import EndlessBatches
+from scalla.distributed import Distributed, Processes, plain_network
 from scalla.features import FeatureMap, undone_on_error
 from scalla.fitting import FitData, run_fit, sum_ggn
 from scalla.functional import ParameterFilter, batch_size
@@ -102,7 +104,7 @@ class ScaLLA(TunablePredictive):
             raise InputError(f"got probe={probe!r}; choose one of {', '.join(PROBES)}")
         if not isinstance(surrogate, nn.Module) and surrogate not in ("mirror", "trunk"):
             raise InputError(f"got surrogate={surrogate!r}; choose 'mirror', 'trunk' or give a module x -> (B, C, m)")
-        self.model = model
+        self.model = plain_network(model)
         self.likelihood: Likelihood = likelihood
         self.num_features = num_features
         self.surrogate_kind = "custom" if isinstance(surrogate, nn.Module) else surrogate
@@ -150,6 +152,7 @@ class ScaLLA(TunablePredictive):
         patience: int | None = None,
         callback: Callable[[HistoryEntry], bool | None] | None = None,
         checkpoint_every: float = 30.0,
+        distributed: Distributed = "auto",
     ) -> ScaLLA:
         """Train the surrogate on the kernel, then sum the precision over the training data.
 
@@ -172,9 +175,11 @@ class ScaLLA(TunablePredictive):
             patience: stop after so many scores without improvement.
             callback: called with every HistoryEntry; returning True stops the training.
             checkpoint_every: seconds between two checkpoints.
+            distributed: "auto" fits together with the other processes of torch.distributed, if there are any; True
+                insists on them, False does not; "shards" where every process has loaders of its own share of the data.
         """
         if not override and self.posterior is not None:
-            return self.update(train_loader, progress_bar=progress_bar)
+            return self.update(train_loader, progress_bar=progress_bar, distributed=distributed)
         settings = TrainingSettings(
             num_steps=num_steps,
             num_probes=num_probes,
@@ -188,22 +193,24 @@ class ScaLLA(TunablePredictive):
         )
         if patience is not None and val_loader is None:
             raise InputError("got patience without val_loader; early stopping needs held-out inputs")
-        data = FitData.of(train_loader, context, context_batch_size, bias, val_loader, self.seed)
-        features = FeatureMap.of_data(
-            self.model,
-            data.train,
-            likelihood=self.likelihood,
-            num_features=self.num_features,
-            parameters=self.parameters_filter,
-            dict_key_y=self.dict_key_y,
-        )
-        check_noise_levels(self._sigma_noise, features.num_outputs)
-        blocks = data.check(self.likelihood, features)
-        if self.surrogate_kind == "custom":
-            assert self.surrogate is not None
-            features.install(self.surrogate)
-        else:
-            features.build(self.surrogate_kind, blocks[0], self.surrogate_options, self.seed)
+        processes = Processes.of(distributed)
+        with processes.together():
+            data = FitData.of(train_loader, context, context_batch_size, bias, val_loader, self.seed, processes)
+            features = FeatureMap.of_data(
+                self.model,
+                data.train,
+                likelihood=self.likelihood,
+                num_features=self.num_features,
+                parameters=self.parameters_filter,
+                dict_key_y=self.dict_key_y,
+            )
+            check_noise_levels(self._sigma_noise, features.num_outputs)
+            blocks = data.check(self.likelihood, features)
+            if self.surrogate_kind == "custom":
+                assert self.surrogate is not None
+                features.install(self.surrogate)
+            else:
+                features.build(self.surrogate_kind, blocks[0], self.surrogate_options, self.seed)
         surrogate = features.surrogate
         assert surrogate is not None
         # Until everything has worked, this object and a surrogate of the user's own are what they were.
@@ -228,24 +235,26 @@ class ScaLLA(TunablePredictive):
                 resume=resume,
                 progress_bar=progress_bar,
                 callback=callback,
+                processes=processes,
             )
             posterior = self._posterior_of(features, sums)
         self.surrogate, self.feature_map, self.posterior, self.history = surrogate, features, posterior, history
         return self
 
-    def update(self, loader: Loader, *, progress_bar: bool = False) -> ScaLLA:
+    def update(self, loader: Loader, *, progress_bar: bool = False, distributed: Distributed = "auto") -> ScaLLA:
         """Add data to the posterior, exactly as if they had been in the fit's precision from the start."""
-        self._posterior.plus(self._sums_of(loader, progress_bar), +1)
+        self._posterior.plus(self._sums_of(loader, progress_bar, distributed), +1)
         return self
 
-    def forget(self, loader: Loader, *, progress_bar: bool = False) -> ScaLLA:
+    def forget(self, loader: Loader, *, progress_bar: bool = False, distributed: Distributed = "auto") -> ScaLLA:
         """Take data out of the posterior again, exactly."""
-        self._posterior.plus(self._sums_of(loader, progress_bar), -1)
+        self._posterior.plus(self._sums_of(loader, progress_bar, distributed), -1)
         return self
 
-    def _sums_of(self, loader: Loader, progress_bar: bool) -> GGNSums:
+    def _sums_of(self, loader: Loader, progress_bar: bool, distributed: Distributed) -> GGNSums:
         data = EndlessBatches(loader, seed=self.seed, name="loader")
-        return sum_ggn(self._fitted_map, data, self.likelihood, progress_bar=progress_bar)
+        processes = Processes.of(distributed)
+        return sum_ggn(self._fitted_map, data, self.likelihood, progress_bar=progress_bar, processes=processes)
 
     def _posterior_of(self, features: FeatureMap, sums: GGNSums) -> Posterior:
         shifted = [(p.double() - self.prior_mean).square().sum() for p in features.params.values()]
@@ -297,6 +306,35 @@ class ScaLLA(TunablePredictive):
         assert la.surrogate is not None
         load_tensors(la.surrogate, tensors, path)
         return la
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], **options: Any) -> None:
+        """Write network, surrogate, posterior and a model card as the Hugging Face Hub has them; see `scalla.hub`."""
+        hub.save_pretrained(self, save_directory, **options)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> Any:
+        """Commit what `save_pretrained` writes to a repository of the Hub; see `scalla.hub.push_to_hub`."""
+        return hub.push_to_hub(self, repo_id, **options)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        source: str | os.PathLike[str],
+        model: nn.Module | None = None,
+        *,
+        surrogate: nn.Module | None = None,
+        **options: Any,
+    ) -> ScaLLA:
+        """Read a folder that `save_pretrained` wrote, or a repository "owner/name" of the Hub.
+
+        Args:
+            source: the folder or the repository.
+            model: the network with any weights: those of the repository go into a copy of it. A transformers network
+                is built from its configuration where none is given.
+            surrogate: where the fit used one of your own.
+            options: revision, token, cache_dir, local_files_only, … of huggingface_hub.snapshot_download.
+        """
+        folder = hub.fetched(source, **options)
+        return cls.load(folder / hub.POSTERIOR, hub.read_network(folder, model), surrogate)
 
     def export(self, path: str | os.PathLike[str], example_input: Inputs, **options: Any) -> exporting.Exported:
         """Write one ONNX graph, input → mean, probabilities, variance and score; see `scalla.export.export`."""
