@@ -59,6 +59,14 @@ class EndlessBatches:
         self._random = RandomState(loader)
         self._next: Any = _NOTHING
 
+    @property
+    def num_batches(self) -> int | None:
+        """Batches in an epoch, where the loader knows (that of an IterableDataset has a `__len__` that fails)."""
+        try:
+            return len(self.loader)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+
     def peek(self) -> Any:
         """The batch that `next` will give, without going on."""
         if self._next is _NOTHING:

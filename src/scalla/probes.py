@@ -7,6 +7,8 @@ to resume a fit, and every process of a distributed fit draws the same one.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Literal, TypeAlias
 
 import torch
@@ -37,6 +39,21 @@ def mix_seed(*numbers: int) -> int:
         state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
         state ^= state >> 31
     return state >> 1
+
+
+@contextlib.contextmanager
+def seeded_globally(seed: int, devices: Iterable[torch.device]) -> Iterator[None]:
+    """PyTorch's global generators of the CPU and `devices` start from `seed` inside; outside they are as before."""
+    cuda = {d.index for d in devices if d.type == "cuda"}
+    generators = [torch.default_generator, *(torch.cuda.default_generators[i] for i in sorted(cuda))]
+    states = [g.get_state() for g in generators]
+    try:
+        for g in generators:
+            g.manual_seed(seed)
+        yield
+    finally:
+        for g, state in zip(generators, states, strict=True):
+            g.set_state(state)
 
 
 _MASK = (1 << 64) - 1

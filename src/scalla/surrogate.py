@@ -25,7 +25,7 @@ from scalla.functional import (
     output_features,
     replace_module,
 )
-from scalla.probes import mix_seed
+from scalla.probes import mix_seed, seeded_globally
 from scalla.types import InputError, Inputs
 
 Start: TypeAlias = Literal["trained", "random"]
@@ -58,9 +58,13 @@ class Mirror(nn.Module):
         if network.dtype.itemsize < 4:
             body.float()
         body.requires_grad_(True)
-        self.head = _widened(body.get_submodule(head), num_outputs * num_features)
-        self.body = replace_module(body, head, self.head)
+        self.head_name = head
+        self.body = replace_module(body, head, _widened(body.get_submodule(head), num_outputs * num_features))
         self.train()
+
+    @property
+    def head(self) -> Head:
+        return self.body.get_submodule(self.head_name)  # type: ignore[return-value]
 
     def forward(self, x: Inputs) -> Float[Tensor, "B C m"]:
         flat = logits_of(call(self.body, map_tensors(x, self._cast)))
@@ -176,15 +180,14 @@ def _widened(head: nn.Module, width: int) -> Head:
     if head.groups != 1:
         raise InputError(f"the network's last layer has groups={head.groups}; only groups=1 can be widened")
     geometry = {k: getattr(head, k) for k in ("kernel_size", "stride", "padding", "dilation", "padding_mode")}
-    wide = nn.utils.skip_init(type(head), head.in_channels, width, **geometry, **kind)
-    assert output_features(wide) == width
-    return wide
+    # The plain layer of as many dimensions, also for one that is parametrised or of a class of the user's.
+    plain: type[Head] = next(c for c in (nn.Conv1d, nn.Conv2d, nn.Conv3d) if isinstance(head, c))
+    return nn.utils.skip_init(plain, head.in_channels, width, **geometry, **kind)
 
 
 def _reset(module: nn.Module, seed: int) -> None:
     """Fresh weights by each layer's own rule, with the global random state left alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded_globally(seed, (p.device for p in module.parameters())):
         for part in module.modules():
             if callable(getattr(part, "reset_parameters", None)):
                 part.reset_parameters()  # type: ignore[operator]
