@@ -162,9 +162,11 @@ class Prediction:
         if self.noise is None:
             raise InputError("this prediction holds no function samples: ask for it with n_samples > 0")
         mean, factor = two_or_more_logits(self.mean, self.factor)
+        # The classes are the outermost in memory, so that a softmax over few of them runs along long rows.
+        mean, factor = mean.mT[..., None], factor.transpose(0, 1).contiguous()
         # At most R samples at a time: no larger than the factor itself.
         for eps in self.noise.split(max(factor.shape[-1], 16), 1):
-            yield mean + torch.einsum("bcr,rs->sbc", factor, eps)
+            yield (mean + torch.einsum("cbr,rs->cbs", factor, eps)).permute(2, 1, 0)
 
 
 def two_or_more_logits(
@@ -195,7 +197,9 @@ def mean_softmax(logit_blocks: Iterable[Float[Tensor, "S B C"]]) -> tuple[Float[
     sums: tuple[Tensor, Tensor] | None = None
     count = 0
     for logits in logit_blocks:
-        probs = torch.softmax(logits, -1)
+        # Not torch.softmax, which would first copy a block whose classes are the outermost in memory.
+        weights = (logits - logits.amax(-1, keepdim=True)).exp()
+        probs = weights / weights.sum(-1, keepdim=True)
         block = probs.sum(0), torch.special.entr(probs).sum((0, -1))
         sums = block if sums is None else (sums[0] + block[0], sums[1] + block[1])
         count += len(logits)
