@@ -22,7 +22,6 @@ from scalla.functional import (
     logits_of,
     make_twin,
     map_tensors,
-    output_features,
     replace_module,
 )
 from scalla.probes import mix_seed, seeded_globally
