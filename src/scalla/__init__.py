@@ -8,6 +8,7 @@ from scalla.types import (
     InputError,
     NotFittedError,
     NumericalWarning,
+    ProcessError,
     ScallaError,
     UnsupportedModuleError,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "NotFittedError",
     "NumericalWarning",
     "Prediction",
+    "ProcessError",
     "ScaLLA",
     "ScallaError",
     "UnsupportedModuleError",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,14 +13,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm.auto import tqdm
 
-from scalla.batches import EndlessBatches, GroupedBatches, context_loaders, inputs_of
+from scalla.batches import EndlessBatches, GroupedBatches, context_loaders, inputs_of, labels_of
 from scalla.checkpoint import weights_digest
+from scalla.distributed import ALONE, Processes, without_padding
 from scalla.features import FeatureMap
 from scalla.functional import batch_size, first_rows, tensors_of
 from scalla.ggn import GGNSums, accumulate_ggn, check_inputs, empty_sums
 from scalla.jvp import JacobianProduct
 from scalla.likelihoods import check_labels
-from scalla.probes import mix_seed
+from scalla.probes import mix_seed, seeded_globally
 from scalla.resume import FitCheckpoint, fit_identity
 from scalla.training import (
     HistoryEntry,
@@ -49,9 +50,10 @@ class FitData:
         bias: bool,
         val_loader: Loader | None,
         seed: int,
+        processes: Processes = ALONE,
     ) -> FitData:
         train = EndlessBatches(train_loader, seed=mix_seed(seed, 101))
-        batches = _grouped(train, context, context_batch_size, bias, seed)
+        batches = _grouped(train, context, context_batch_size, bias, seed, processes)
         held_out: list[Inputs] = []
         if val_loader is not None:
             validation = EndlessBatches(val_loader, seed=mix_seed(seed, 103), name="val_loader")
@@ -74,11 +76,16 @@ class FitData:
 
 
 def _grouped(
-    train: EndlessBatches, context: Any, context_batch_size: int | None, bias: bool, seed: int
+    train: EndlessBatches,
+    context: Any,
+    context_batch_size: int | None,
+    bias: bool,
+    seed: int,
+    processes: Processes = ALONE,
 ) -> GroupedBatches:
     if context_batch_size is not None and (not isinstance(context_batch_size, int) or context_batch_size < 1):
         raise InputError(f"got context_batch_size={context_batch_size!r}; wanted a whole number of at least 1")
-    size = context_batch_size or batch_size(inputs_of(train.peek()))
+    size = context_batch_size or batch_size(inputs_of(train.peek())) * processes.shares_of_a_batch(train.loader)
     loaders = context_loaders(context, context_batch_size=size)
     if bias and not loaders:
         raise InputError(
@@ -102,6 +109,7 @@ def run_fit(
     resume: bool,
     progress_bar: bool,
     callback: Callable[[HistoryEntry], bool | None] | None,
+    processes: Processes = ALONE,
 ) -> tuple[GGNSums, list[HistoryEntry]]:
     """Train `features.surrogate`, set `features.scale`, return the sums of the posterior and the history."""
     surrogate = features.surrogate
@@ -112,32 +120,58 @@ def run_fit(
     optimizer = torch.optim.Adam(trainable or [torch.zeros(1, requires_grad=True)], lr=settings.lr)
     state, scale, partial = TrainingState(), 1.0, None
     checkpoint: FitCheckpoint | None = None
-    if checkpoint_dir is not None:
+    own_share = processes.own_share(data.train.loader)
+    if checkpoint_dir is not None or processes.count > 1:
         identity = fit_identity(
             settings,
             **identity,
             parameters=sorted(features.params),
             weights=weights_digest(features.plain.model),
             num_groups=len(blocks),
+            shares=own_share,
         )
-        checkpoint = FitCheckpoint(checkpoint_dir, identity=identity, every_seconds=checkpoint_every)
+        processes.check_same({**identity, "checkpoint_dir": checkpoint_dir is not None, "resume": resume})
+    processes.same_tensors(surrogate)
+    if checkpoint_dir is not None:
+        checkpoint = FitCheckpoint(
+            checkpoint_dir, identity=identity, every_seconds=checkpoint_every, processes=processes
+        )
         if resume and (stored := checkpoint.read(surrogate, optimizer)) is not None:
             state, scale, partial = stored
     elif resume:
         raise InputError("got resume=True without checkpoint_dir; name the folder of the earlier fit")
 
-    def save(sums: GGNSums | None = None) -> None:
-        if checkpoint is not None and checkpoint.due:
-            checkpoint.write(surrogate, optimizer, state, scale, sums)
+    def due() -> bool:
+        return checkpoint is not None and processes.any(checkpoint.due)
 
+    def write(sums: GGNSums | None = None) -> None:
+        assert checkpoint is not None
+        checkpoint.write(surrogate, optimizer, state, scale, sums)
+
+    def after_batch(sums: GGNSums) -> None:
+        if processes.count > 1 and own_share:  # shares may differ in length: no place in the pass is common to all
+            if checkpoint is not None and checkpoint.stop_requested:
+                checkpoint.leave()
+        elif due():
+            write(processes.add_ggn(sums))
+
+    def stops(entry: HistoryEntry) -> bool:
+        with processes.together():
+            stop = callback is not None and bool(callback(entry))
+        return processes.any(stop)
+
+    progress_bar = progress_bar and processes.rank == 0
     with checkpoint.signals() if checkpoint is not None else contextlib.nullcontext():
         if settings.num_steps and partial is None:
             if state.position:
                 data.batches.move_to(state.position)
-            product = JacobianProduct(features.plain, features.params, blocks[0])
+            with processes.together():
+                product = JacobianProduct(features.plain, features.params, blocks[0])
+                if state.step == 0:
+                    scale = estimate_target_scale(blocks, product, settings)
             if state.step == 0:
-                scale = estimate_target_scale(blocks, product, settings)
-            score = held_out_score(data.held_out, features.raw, product, settings, scale) if data.held_out else None
+                scale = processes.root_mean_square(scale)
+            score = held_out_score(data.held_out, features, product, settings, scale) if data.held_out else None
             features.set_training(True)
             train_surrogate(
                 seeded(features.raw, settings.seed, state),
@@ -148,16 +182,30 @@ def run_fit(
                 optimizer=optimizer,
                 state=state,
                 progress_bar=progress_bar,
-                score=score,
-                callback=callback,
-                checkpoint_due=(lambda: checkpoint.due) if checkpoint is not None else None,
-                write_checkpoint=save,
+                score=(lambda: processes.from_first(score())) if score is not None else None,
+                callback=stops if callback is not None else None,
+                checkpoint_due=due if checkpoint is not None else None,
+                write_checkpoint=write,
+                processes=processes,
             )
+            processes.same_tensors(surrogate)
+            if processes.count > 1 and own_share and checkpoint is not None:
+                write()
         optimizer.zero_grad(set_to_none=True)
         features.set_training(False)
         features.scale = scale
         start = partial or empty_sums(likelihood, features.num_outputs, features.num_features, features.plain.device)
-        sums = sum_ggn(features, data.train, likelihood, start=start, progress_bar=progress_bar, after_batch=save)
+        sums = sum_ggn(
+            features,
+            data.train,
+            likelihood,
+            start=start,
+            progress_bar=progress_bar,
+            after_batch=after_batch,
+            processes=processes,
+        )
+        if checkpoint is not None and processes.any(checkpoint.stop_requested):  # during the very last batch
+            checkpoint.leave() if processes.count > 1 and own_share else write(sums)
     if checkpoint is not None:
         checkpoint.remove()
     return sums, state.history
@@ -167,9 +215,7 @@ def seeded(features_of: Callable[[Inputs], Tensor], seed: int, state: TrainingSt
     """`features_of` with random numbers (a surrogate's dropout) that are a function of seed and step alone."""
 
     def seeded_features(x: Inputs) -> Tensor:
-        devices = {t.device for t in tensors_of(x) if t.device.type == "cuda"}
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(mix_seed(seed, 105, state.step))
+        with seeded_globally(mix_seed(seed, 105, state.step), (t.device for t in tensors_of(x))):
             return features_of(x)
 
     return seeded_features
@@ -183,17 +229,35 @@ def sum_ggn(
     start: GGNSums | None = None,
     progress_bar: bool = False,
     after_batch: Callable[[GGNSums], None] | None = None,
+    processes: Processes = ALONE,
 ) -> GGNSums:
-    """Σ gᵀΛg over one epoch of `data`, from `start` on."""
+    """Σ gᵀΛg over one epoch of `data`, from `start` on, and over all processes."""
     start = start or empty_sums(likelihood, features.num_outputs, features.num_features, features.plain.device)
-    total = len(data.loader) if hasattr(data.loader, "__len__") else None  # type: ignore[arg-type]
     epoch = tqdm(
         data.one_epoch(skip=start.num_batches),
-        total=total,
+        total=data.num_batches,
         initial=start.num_batches,
         disable=not progress_bar,
         desc="precision",
         unit="batch",
     )
     dict_key_y = features.plain.dict_key_y
-    return accumulate_ggn(start, epoch, features, likelihood, dict_key_y=dict_key_y, after_batch=after_batch)
+    if processes.count == 1:
+        return accumulate_ggn(start, epoch, features, likelihood, dict_key_y=dict_key_y, after_batch=after_batch)
+    if processes.rank > 0:  # what was summed before is the first process's to add
+        start = replace(start, ggn=torch.zeros_like(start.ggn), loss=torch.zeros_like(start.loss), num_data=0)
+    sums = start
+    pairs: Iterator[tuple[Inputs, Any]] = ((inputs_of(b), labels_of(b, dict_key_y)) for b in epoch)
+    with processes.together():
+        if processes.own_share(data.loader):
+            pairs = without_padding(pairs, data.loader)
+            sums = accumulate_ggn(sums, pairs, features, likelihood, after_batch=after_batch)
+        else:
+            for x, y in pairs:
+                share, num_rows = processes.rows(x, own=False)
+                part = [(share, y[processes.slice(batch_size(x))])] if num_rows else []
+                counted = sums.num_batches + 1
+                sums = replace(accumulate_ggn(sums, part, features, likelihood), num_batches=counted)
+                if after_batch is not None:
+                    after_batch(sums)
+    return processes.add_ggn(sums)

@@ -54,15 +54,16 @@ def matching_loss(sums: GramSums) -> Float[Tensor, ""]:
 
 def reduce_sums(sums: GramSums, add_over_processes: Callable[[Tensor], Tensor]) -> GramSums:
     """The sums of the global batch; its gradient flows through this process's own part, which is exact
-    once the parameters' gradients are added over processes."""
-
-    def reduced(local: Tensor) -> Tensor:
-        return local + (add_over_processes(local.detach().clone()) - local.detach())
-
-    num_rows = add_over_processes(torch.tensor(float(sums.num_rows), dtype=torch.float64, device=sums.features.device))
+    once the parameters' gradients are added over processes. One message, in float64 for the number of rows."""
+    groups = sorted(sums.cross)
+    local = [sums.features, *(sums.cross[g] for g in groups), *(sums.targets[g] for g in groups)]
+    num_rows = sums.features.new_tensor([sums.num_rows], dtype=torch.float64)
+    total = add_over_processes(torch.cat([*(t.detach().double().flatten() for t in local), num_rows]))
+    *parts, num_rows = total.split([*(t.numel() for t in local), 1])
+    features, *others = [part.view_as(t).to(t) + (t - t.detach()) for t, part in zip(local, parts, strict=True)]
     return GramSums(
-        reduced(sums.features),
-        {group: reduced(t) for group, t in sorted(sums.cross.items())},
-        {group: reduced(t) for group, t in sorted(sums.targets.items())},
+        features,
+        dict(zip(groups, others[: len(groups)], strict=True)),
+        dict(zip(groups, others[len(groups) :], strict=True)),
         int(num_rows),
     )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from scalla.checkpoint import read_file, write_file
+from scalla.distributed import ALONE, Processes
 from scalla.ggn import GGNSums
 from scalla.training import TrainingSettings, TrainingState
 from scalla.types import InputError
@@ -27,11 +28,17 @@ class FitCheckpoint:
     """The file in `checkpoint_dir`: surrogate, optimiser, place in the data, sums of the GGN pass."""
 
     def __init__(
-        self, folder: str | os.PathLike[str], *, identity: dict[str, Any], every_seconds: float = 30.0
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        identity: dict[str, Any],
+        every_seconds: float = 30.0,
+        processes: Processes = ALONE,
     ) -> None:
         self.path = Path(folder) / FILE_NAME
         self.identity = identity
         self.every_seconds = every_seconds
+        self.processes = processes
         self._written = time.monotonic()
         self.stop_requested = False
 
@@ -55,22 +62,29 @@ class FitCheckpoint:
             "training": state.to_json(),
             "target_scale": target_scale,
             "ggn": None,
+            "positions": self.processes.positions(state.position),
         }
         if ggn is not None:
             tensors |= {"ggn.ggn": ggn.ggn, "ggn.loss": ggn.loss}
             meta["ggn"] = {"num_data": ggn.num_data, "num_batches": ggn.num_batches}
-        write_file(self.path, tensors, meta, kind="fit checkpoint")
+        with self.processes.together():
+            if self.processes.rank == 0:
+                write_file(self.path, tensors, meta, kind="fit checkpoint")
         self._written = time.monotonic()
-        if self.stop_requested:
-            raise KeyboardInterrupt(f"stopped by a signal; fit(..., resume=True) goes on from {self.path}")
+        if self.processes.any(self.stop_requested):
+            self.leave()
+
+    def leave(self) -> None:
+        raise KeyboardInterrupt(f"stopped by a signal; fit(..., resume=True) goes on from {self.path}")
 
     def read(
         self, surrogate: nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[TrainingState, float, GGNSums | None] | None:
         """Put surrogate and optimiser where they were; None where there is no file yet."""
-        if not self.path.exists():
-            return None
-        tensors, meta = read_file(self.path, kind="fit checkpoint")
+        with self.processes.file_of_first(self.path) as path:
+            if path is None:
+                return None
+            tensors, meta = read_file(path, kind="fit checkpoint")
         if meta["identity"] != self.identity:
             differing = sorted(k for k in self.identity if meta["identity"].get(k) != self.identity[k])
             raise InputError(
@@ -84,14 +98,29 @@ class FitCheckpoint:
             entries.setdefault(int(index), {})[key] = tensor
         optimizer.load_state_dict({**optimizer.state_dict(), "state": entries})
         ggn = None
-        if meta["ggn"] is not None:
+        if meta["ggn"] is not None and not self._other_shares(meta["positions"]):
             device = next(iter(surrogate.state_dict().values()), torch.empty(0)).device
             ggn = GGNSums(tensors["ggn.ggn"].to(device), tensors["ggn.loss"].to(device), **meta["ggn"])
-        return TrainingState.from_json(meta["training"]), float(meta["target_scale"]), ggn
+        state = TrainingState.from_json(meta["training"])
+        state.position = self._position(meta["positions"])
+        return state, float(meta["target_scale"]), ggn
+
+    def _other_shares(self, positions: list[list[tuple[int, int]]]) -> bool:
+        return bool(self.identity.get("shares")) and len(positions) != self.processes.count
+
+    def _position(self, positions: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:
+        """Each process where it was. With another number of them shares are of another size: where all were in them."""
+        if len(positions) == self.processes.count:
+            return [(epoch, index) for epoch, index in positions[self.processes.rank]]
+        factor = len(positions) / self.processes.count if self._other_shares(positions) else 1
+        return [(epoch, int(index * factor)) for epoch, index in positions[0]]
 
     def remove(self) -> None:
         """A finished fit needs no checkpoint."""
-        self.path.unlink(missing_ok=True)
+        if self.processes.rank == 0:
+            self.path.unlink(missing_ok=True)
+            for leftover in self.path.parent.glob(f".{self.path.name}.*.part"):  # of a write that was killed
+                leftover.unlink(missing_ok=True)
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:

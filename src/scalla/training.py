@@ -13,6 +13,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from scalla.batches import GroupedBatches
+from scalla.distributed import ALONE, Processes
+from scalla.features import FeatureMap
 from scalla.functional import batch_size, concatenate
 from scalla.jvp import JacobianProduct
 from scalla.kernel_error import KernelScore, blocks_of
@@ -38,11 +40,11 @@ class TrainingSettings:
     patience: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("num_steps", 0), ("num_probes", 1), ("score_every", 1)):
+        for name, least in (("num_steps", 0), ("num_probes", 1), ("score_every", 1), ("patience", 1)):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
+            if (name, value) != ("patience", None) and (not isinstance(value, int) or value < least):
                 raise InputError(f"got {name}={value!r}; wanted a whole number of at least {least}")
-        if not 0 < self.lr < math.inf:
+        if not isinstance(self.lr, float | int) or not 0 < self.lr < math.inf:
             raise InputError(f"got lr={self.lr!r}; wanted a positive learning rate, 1e-3 say")
         if self.schedule not in ("constant", "cosine"):
             raise InputError(f"got schedule={self.schedule!r}; choose 'cosine' or 'constant'")
@@ -97,7 +99,7 @@ def train_surrogate(
     callback: Callable[[HistoryEntry], bool | None] | None = None,
     checkpoint_due: Callable[[], bool] | None = None,
     write_checkpoint: Callable[[], None] | None = None,
-    add_over_processes: Callable[[Tensor], Tensor] | None = None,
+    processes: Processes = ALONE,
 ) -> None:
     """Minimise E_v ‖GGᵀ − Z_v Z_vᵀ‖² over the surrogate's weights, Z_v = J v / target_scale. `state` follows."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -116,16 +118,21 @@ def train_surrogate(
                 draw_probe(product.params, kind=settings.probe, seed=settings.seed, step=state.step, index=s)
                 for s in range(settings.num_probes)
             ]
-            features, targets = forward_all(batches.next(), features_of, product, directions, target_scale)
-            sums = gram_sums(blocks_of(features, targets, bias=settings.bias))
-            loss = matching_loss(sums if add_over_processes is None else reduce_sums(sums, add_over_processes))
+            with processes.together():
+                blocks, rows = own_rows(batches, processes)
+                features, targets = forward_all(blocks, features_of, product, directions, target_scale)
+                features, targets = ([t[:n] for t, n in zip(ts, rows, strict=True)] for ts in (features, targets))
+                sums = gram_sums(blocks_of(features, targets, bias=settings.bias))
+            loss = matching_loss(sums if processes.count == 1 else reduce_sums(sums, processes.add))
 
+            if not loss.requires_grad:
+                raise InputError(
+                    "the surrogate's features do not depend on its weights (is its forward detached, or under "
+                    "no_grad?); mend it, or give num_steps=0 to use it as it is"
+                )
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            if add_over_processes is not None:
-                for p in parameters:
-                    if p.grad is not None:
-                        p.grad = add_over_processes(p.grad)
+            loss.backward(inputs=parameters)  # none goes to weights that a surrogate shares with the network
+            processes.add_gradients(parameters)
             optimizer.step()
 
             running += loss.detach()
@@ -149,6 +156,15 @@ def train_surrogate(
                 state.loss_sum = float(running) if state.loss_count else 0.0
                 state.seconds = time.perf_counter() - start
                 write_checkpoint()
+
+
+def own_rows(batches: GroupedBatches, processes: Processes) -> tuple[list[Inputs], list[int]]:
+    """This process's rows of the next batch of every source, and how many of them count."""
+    shared = [
+        processes.rows(x, own=processes.own_share(source.loader))
+        for x, source in zip(batches.next(), batches.sources, strict=True)
+    ]
+    return [x for x, _ in shared], [n for _, n in shared]
 
 
 def forward_all(
@@ -202,7 +218,7 @@ def estimate_target_scale(blocks: Sequence[Inputs], product: JacobianProduct, se
 
 def held_out_score(
     blocks: Sequence[Inputs],
-    features_of: Callable[[Inputs], Tensor],
+    surrogate: FeatureMap,
     product: JacobianProduct,
     settings: TrainingSettings,
     target_scale: float,
@@ -220,8 +236,10 @@ def held_out_score(
     estimator = KernelScore(targets)
 
     def score() -> float:
+        surrogate.set_training(False)
         with torch.no_grad():
-            features = [features_of(x) for x in blocks]
+            features = [surrogate.raw(x) for x in blocks]
+        surrogate.set_training(True)
         return estimator.relative_error(features if settings.bias else [torch.cat(features)])
 
     return score

@@ -40,6 +40,10 @@ class UnsupportedModuleError(ScallaError, RuntimeError):
     """The network holds a module that cannot be differentiated as the method needs."""
 
 
+class ProcessError(ScallaError, RuntimeError):
+    """Another process of a distributed fit failed, is gone, or never began."""
+
+
 class FileFormatError(ScallaError, ValueError):
     """A file is not one of ours, is damaged, or belongs to another network."""
 
