@@ -15,7 +15,7 @@ export SCALLA_DATA ?= $(abspath ../shared/data)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast lint format bench reproduce docs clean
+.PHONY: help install demo test test-fast stress lint format bench reproduce docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,7 +44,10 @@ test: $(STAMP) ## the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -q $(ARGS)
 
 test-fast: $(STAMP) ## the suite without what is marked slow
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -q -m "not slow" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -q -m "not slow and not stress" $(ARGS)
+
+stress: $(STAMP) ## kills, damaged files, processes, threads, a soak, in long: a table of faults and promises
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m stress $(ARGS) tests/stress
 
 lint: $(STAMP) ## ruff (lint and format) and mypy
 	$(BIN)/ruff check .
