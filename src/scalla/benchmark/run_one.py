@@ -1,13 +1,15 @@
 """One run in a process of its own: `python -m scalla.benchmark.run_one TASK.json`, as the runner calls it.
 
-TASK.json holds {"run", "out", "cache", "data_root", "threads", "progress_bar"}. The run's JSON is written to the
-folder of the done runs or to that of the failed ones; the exit code is 0 or 1.
+TASK.json holds {"run", "out", "cache", "data_root", "threads", "progress_bar", "ends_with_stdin"}. The run's JSON is
+written to the folder of the done runs or to that of the failed ones; the exit code is 0 or 1.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -71,6 +73,16 @@ def describe(error: BaseException) -> dict[str, Any]:
     return {"type": type(error).__name__, "message": without_paths(str(error))[:4000], "traceback": frames[-12:]}
 
 
+def end_with_stdin() -> None:
+    """Leave as soon as the process that holds the other end of stdin is gone: nobody waits for the run any more."""
+
+    def watch() -> None:
+        sys.stdin.buffer.read()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _count(messages: dict[str, int], text: str) -> None:
     text = without_paths(text)[:500]
     messages[text] = messages.get(text, 0) + 1
@@ -79,6 +91,8 @@ def _count(messages: dict[str, int], text: str) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     (path,) = sys.argv[1:] if argv is None else argv
     task = json.loads(Path(path).read_text(encoding="utf-8"))
+    if task["ends_with_stdin"]:
+        end_with_stdin()
     root = task["data_root"]
     done = run_one(
         Run.from_json(task["run"]),

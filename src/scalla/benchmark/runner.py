@@ -135,6 +135,7 @@ class Children:
         bar.set_postfix_str(run.label)
         log = self.cache / "logs" / f"{run.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
+        run.failed_path(self.out).unlink(missing_ok=True)  # of an attempt before this one
         task = {
             "run": run.to_json(),
             "out": str(self.out),
@@ -142,15 +143,27 @@ class Children:
             "data_root": None if self.root is None else str(self.root),
             "threads": self.threads,
             "progress_bar": True,
+            "ends_with_stdin": True,
         }
         environ = os.environ | {name: str(self.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         with tempfile.TemporaryDirectory() as folder, log.open("wb") as output:
             path = Path(folder) / "task.json"
             path.write_text(json.dumps(task), encoding="utf-8")
             command = [sys.executable, "-m", "scalla.benchmark.run_one", str(path)]
-            child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environ)
+            # An interrupt of the terminal is for this process alone, which ends its children; and the pipe closes with
+            # this process, however it ends, and the child with the pipe.
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environ,
+                start_new_session=True,
+            )
             with self._lock:
                 self._alive.add(child)
+                if self._stopping:
+                    child.terminate()
             try:
                 code = child.wait(self.timeout)
                 problem = f"the process ended with code {code}"
@@ -159,11 +172,13 @@ class Children:
                 child.wait()
                 problem = f"stopped after {self.timeout:g} seconds"
             finally:
+                assert child.stdin is not None
+                child.stdin.close()
                 with self._lock:
                     self._alive.discard(child)
         if run.done_path(self.out).is_file():
             return True
-        if not self._stopping and (child.returncode != 1 or not run.failed_path(self.out).is_file()):
+        if not self._stopping and not run.failed_path(self.out).is_file():
             self._write_failure(run, problem, log)  # it could not say for itself: killed, out of memory
         return False
 
@@ -213,6 +228,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"scalla benchmark: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("scalla benchmark: interrupted; the same command goes on with what is not done", file=sys.stderr)
+        return 130
     print(summary)
     return 1 if summary.failed else 0
 
