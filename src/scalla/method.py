@@ -59,7 +59,7 @@ class ScaLLA(TunablePredictive):
         seed: decides everything random.
         prior_mean: the prior's mean, one number for all weights.
         parameters: the weights of the kernel: "trainable", "all", "last_layer", name patterns or a function.
-        surrogate_options: options of the surrogate (mirror: start; trunk: hidden).
+        surrogate_options: options of the surrogate (mirror: start; trunk: hidden; both: class_rank).
         dict_key_y: where a mapping holds the labels.
         enable_backprop: keep gradients with respect to x in predictions.
 

@@ -3,6 +3,8 @@
 `mirror`  the network's own architecture, its last linear layer widened to C·m (the published choice)
 `trunk`   a small head on the network's own frozen penultimate features: one pass for f and g together
 a module  of the user's: x → (B, C, m), used as it is
+
+With many classes the C·m outputs of the first two are a product of two smaller things; see `factored_head`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from scalla.factored_head import ClassFactor, class_rank_of
 from scalla.functional import (
     FrozenNetwork,
     Head,
@@ -48,6 +51,7 @@ class Mirror(nn.Module):
         num_features: int,
         *,
         start: Start = "trained",
+        class_rank: int | None = None,
     ) -> None:
         super().__init__()
         if start not in ("trained", "random"):
@@ -58,7 +62,12 @@ class Mirror(nn.Module):
             body.float()
         body.requires_grad_(True)
         self.head_name = head
-        self.body = replace_module(body, head, _widened(body.get_submodule(head), num_outputs * num_features))
+        last = body.get_submodule(head)
+        rank = class_rank_of(class_rank, num_outputs)
+        #: the outputs of the widened layer are rows of m numbers: C of them, or r where classes are factored
+        self.num_rows = rank or num_outputs
+        self.body = replace_module(body, head, _widened(last, self.num_rows * num_features))
+        self.classes = None if rank is None else ClassFactor(num_outputs, rank).to(self.head.weight)
         self.train()
 
     @property
@@ -67,7 +76,7 @@ class Mirror(nn.Module):
 
     def forward(self, x: Inputs) -> Float[Tensor, "B C m"]:
         flat = logits_of(call(self.body, map_tensors(x, self._cast)))
-        return flat.unflatten(-1, (self.num_outputs, self.num_features))
+        return flat.unflatten(-1, (self.num_outputs, self.num_features)) if self.classes is None else self.classes(flat)
 
     def train(self, mode: bool = True) -> Mirror:
         super().train(mode)
@@ -83,14 +92,17 @@ class Mirror(nn.Module):
             self.head.weight.copy_(torch.randn(self.head.weight.shape, generator=generator))
             if self.head.bias is not None:
                 self.head.bias.zero_()
+            if self.classes is not None:
+                self.classes.initialise(network.twin.get_submodule(self.head_name).weight, generator)
             flat = logits_of(call(self.body, map_tensors(network.prepare(x), self._cast)))
-            if flat.ndim != 2 or flat.shape[-1] != self.num_outputs * self.num_features:
+            if flat.ndim != 2 or flat.shape[-1] != self.num_rows * self.num_features:
                 raise InputError(
-                    f"widening the last linear layer to C·m = {self.num_outputs * self.num_features} outputs changed "
+                    f"widening the last linear layer to {self.num_rows * self.num_features} outputs changed "
                     f"the network's output to {tuple(flat.shape)}: something after that layer depends on its width. "
                     "Use surrogate='trunk' or a module of your own, x -> (B, C, m)"
                 )
-            size = flat.square().mean().sqrt() * math.sqrt(self.num_features)
+            features = flat if self.classes is None else self.classes(flat)
+            size = features.square().mean().sqrt() * math.sqrt(self.num_features)
             self.head.weight.div_(size.clamp_min(1e-12))
 
     def _cast(self, t: Tensor) -> Tensor:
@@ -101,7 +113,14 @@ class Trunk(nn.Module):
     """A head φ → (C, m) on the network's penultimate features: linear, plus a hidden layer's correction."""
 
     def __init__(
-        self, network: FrozenNetwork, head: str, num_outputs: int, num_features: int, *, hidden: int = 256
+        self,
+        network: FrozenNetwork,
+        head: str,
+        num_outputs: int,
+        num_features: int,
+        *,
+        hidden: int = 256,
+        class_rank: int | None = None,
     ) -> None:
         super().__init__()
         self.head_name = head
@@ -111,9 +130,13 @@ class Trunk(nn.Module):
         width = input_features(layer)
         self.register_buffer("shift", torch.zeros(width))
         self.register_buffer("spread", torch.ones(()))
-        self.linear = nn.utils.skip_init(nn.Linear, width, num_outputs * num_features)
+        rank = class_rank_of(class_rank, num_outputs)
+        flat = (rank or num_outputs) * num_features
+        _check_weights(flat, max(width, hidden))
+        self.linear = nn.utils.skip_init(nn.Linear, width, flat)
         self.expand = nn.utils.skip_init(nn.Linear, width, hidden) if hidden else None
-        self.correct = nn.utils.skip_init(nn.Linear, hidden, num_outputs * num_features) if hidden else None
+        self.correct = nn.utils.skip_init(nn.Linear, hidden, flat) if hidden else None
+        self.classes = None if rank is None else ClassFactor(num_outputs, rank)
         self.to(device=network.device, dtype=network.dtype if network.dtype.itemsize >= 4 else torch.float32)
 
     def initialise(self, network: FrozenNetwork, x: Inputs, seed: int) -> None:
@@ -131,6 +154,8 @@ class Trunk(nn.Module):
         self.spread.copy_(phi.std(0, correction=0).mean().clamp_min(1e-6))
         generator = torch.Generator().manual_seed(mix_seed(seed, 2))
         _start(self.linear, 1 / math.sqrt(self.num_features), generator)
+        if self.classes is not None:
+            self.classes.initialise(network.twin.get_submodule(self.head_name).weight, generator)
         if self.expand is not None and self.correct is not None:
             _start(self.expand, math.sqrt(2), generator)
             _start(self.correct, 0.1 / math.sqrt(self.num_features), generator)
@@ -143,7 +168,7 @@ class Trunk(nn.Module):
         flat = self.linear(h)
         if self.expand is not None and self.correct is not None:
             flat = flat + self.correct(torch.relu(self.expand(h)))
-        return flat.unflatten(-1, (self.num_outputs, self.num_features))
+        return flat.unflatten(-1, (self.num_outputs, self.num_features)) if self.classes is None else self.classes(flat)
 
 
 def build_surrogate(
@@ -153,7 +178,7 @@ def build_surrogate(
     if kind not in ("mirror", "trunk"):
         raise InputError(f"got surrogate={kind!r}; choose 'mirror', 'trunk' or give a module x -> (B, C, m)")
     builder = Mirror if kind == "mirror" else Trunk
-    allowed = {"mirror": {"start"}, "trunk": {"hidden"}}[kind]
+    allowed = {"mirror": {"start", "class_rank"}, "trunk": {"hidden", "class_rank"}}[kind]
     if set(options) - allowed:
         raise InputError(f"got surrogate_options {sorted(options)} for {kind!r}; it takes {sorted(allowed)}")
     return builder(network, head, num_outputs, num_features, **options)
@@ -165,14 +190,18 @@ def _start(layer: nn.Linear, gain: float, generator: torch.Generator) -> None:
         layer.bias.zero_()
 
 
+def _check_weights(outputs: int, inputs: int) -> None:
+    if outputs * inputs > MAX_HEAD_WEIGHTS:
+        raise InputError(
+            f"{outputs} outputs (C·m, or class_rank·m) on a layer of {inputs} inputs make {outputs * inputs:.1e} "
+            "weights, too many for a widened layer; use a smaller class_rank (surrogate_options), fewer num_features "
+            "or a surrogate of your own"
+        )
+
+
 def _widened(head: nn.Module, width: int) -> Head:
     assert isinstance(head, Head)
-    weights = width * head.weight[0].numel()
-    if weights > MAX_HEAD_WEIGHTS:
-        raise InputError(
-            f"C·m = {width} outputs on a layer of {head.weight[0].numel()} inputs make {weights:.1e} weights, too many "
-            "for a widened layer; use fewer num_features or a surrogate of your own"
-        )
+    _check_weights(width, head.weight[0].numel())
     kind = {"device": head.weight.device, "dtype": head.weight.dtype}
     if isinstance(head, nn.Linear):
         return nn.utils.skip_init(nn.Linear, head.in_features, width, **kind)
