@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from scalla.baselines.mfvi import MFVI, draw_weights, kl_to_prior
-from scalla.baselines.minibatch import check_likelihood
+from scalla.baselines.minibatch import check_settings
 from scalla.baselines.protocol import Method
 from scalla.types import InputError, NotFittedError
 
@@ -141,10 +141,10 @@ def test_errors_name_the_remedy():
     with pytest.raises(InputError, match="prior_precision=-1"):
         MFVI(small_network(), prior_precision=-1.0)
     with pytest.raises(InputError, match="'classification' or 'regression'"):
-        check_likelihood("poisson")
+        check_settings("poisson")
     with pytest.raises(NotFittedError, match=r"call fit\(train_loader\)"):
         MFVI(small_network()).predict(torch.zeros(1, 4))
-    with pytest.raises(InputError, match="no batch"):
+    with pytest.raises(InputError, match="is empty"):
         MFVI(small_network()).fit([])
     loader, x = classification_data()
     with pytest.raises(InputError, match="n_samples=0"):

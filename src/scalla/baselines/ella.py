@@ -17,6 +17,7 @@ from scalla.baselines.laplace_torch import (
     quiet,
     tensor_inputs,
 )
+from scalla.baselines.minibatch import check_settings
 from scalla.baselines.protocol import function_noise
 from scalla.predictive import Prediction
 from scalla.types import InputError, Inputs, Likelihood, Loader, NotFittedError
@@ -44,6 +45,7 @@ class ELLA:
         max_jacobian_elements: int = MAX_JACOBIAN_ELEMENTS,
         seed: int = 0,
     ) -> None:
+        check_settings(likelihood, prior_precision=prior_precision, sigma_noise=sigma_noise, temperature=temperature)
         if not 0 < num_features <= num_points:
             raise InputError(
                 f"got num_features={num_features} of num_points={num_points}; wanted 1 ≤ num_features ≤ num_points"

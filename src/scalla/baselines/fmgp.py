@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from scalla.baselines.minibatch import check_likelihood, endless, one_pass, pointwise_nll
+from scalla.baselines.minibatch import check_settings, endless, one_pass, pointwise_nll
 from scalla.baselines.protocol import function_noise
 from scalla.functional import FrozenNetwork, call, find_head
 from scalla.predictive import Prediction, psd_cholesky
@@ -66,7 +66,7 @@ class FMGP:
         link: Link = "mc",
         dtype: torch.dtype = torch.float64,
     ) -> None:
-        check_likelihood(likelihood)
+        check_settings(likelihood, sigma_noise=sigma_noise)
         self.network = FrozenNetwork(copy.deepcopy(model).requires_grad_(False))
         self.likelihood = likelihood
         self.seed = seed
@@ -101,7 +101,7 @@ class FMGP:
         )
         self.history = []
         optimizer = torch.optim.Adam(gp.parameters(), lr=self.lr)
-        batches = endless(train_loader)
+        batches = endless(train_loader, seed=self.seed)
         for _ in tqdm(range(self.num_steps), desc="FMGP", disable=not progress_bar):
             loss = self._loss(gp, *next(batches), num_inputs)
             optimizer.zero_grad()

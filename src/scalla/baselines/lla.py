@@ -18,6 +18,7 @@ from scalla.baselines.laplace_torch import (
     quiet,
     tensor_inputs,
 )
+from scalla.baselines.minibatch import check_settings
 from scalla.baselines.protocol import function_noise
 from scalla.predictive import Prediction
 from scalla.types import InputError, Inputs, Likelihood, Loader, NotFittedError
@@ -48,6 +49,8 @@ class LLA:
         max_jacobian_elements: int = MAX_JACOBIAN_ELEMENTS,
         seed: int = 0,
     ) -> None:
+        prior = {} if prior_precision == "marglik" else {"prior_precision": prior_precision}
+        check_settings(likelihood, sigma_noise=sigma_noise, temperature=temperature, **prior)
         if subset not in ("last_layer", "all"):
             raise InputError(f"got subset={subset!r}; choose 'last_layer' or 'all'")
         if structure not in ("kron", "full", "diag"):

@@ -7,6 +7,7 @@ from typing import final
 import torch
 from torch import nn
 
+from scalla.baselines.minibatch import check_settings
 from scalla.functional import FrozenNetwork
 from scalla.predictive import Prediction
 from scalla.types import Inputs, Likelihood, Loader
@@ -27,6 +28,7 @@ class MAP:
         sigma_noise: float = 1.0,
         seed: int = 0,
     ) -> None:
+        check_settings(likelihood, sigma_noise=sigma_noise)
         self.network = FrozenNetwork(model)
         self.likelihood: Likelihood = likelihood
         self.sigma_noise = sigma_noise

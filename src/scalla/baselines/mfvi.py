@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from scalla.baselines.minibatch import check_likelihood, count_inputs, endless, pointwise_nll
+from scalla.baselines.minibatch import check_settings, count_inputs, endless, pointwise_nll
 from scalla.functional import FrozenNetwork, Params
 from scalla.predictive import Prediction
 from scalla.types import InputError, Inputs, Likelihood, Loader, NotFittedError
@@ -54,12 +54,7 @@ class MFVI:
         num_draws: int = 1,
         sigma_noise: float = 1.0,
     ) -> None:
-        check_likelihood(likelihood)
-        if prior_precision <= 0 or init_std <= 0 or sigma_noise <= 0:
-            raise InputError(
-                f"got prior_precision={prior_precision}, init_std={init_std}, sigma_noise={sigma_noise}; "
-                "all three must be positive"
-            )
+        check_settings(likelihood, prior_precision=prior_precision, init_std=init_std, sigma_noise=sigma_noise)
         self.network = FrozenNetwork(copy.deepcopy(model).requires_grad_(False))
         self.likelihood = likelihood
         self.seed = seed
@@ -91,7 +86,7 @@ class MFVI:
             ]
         )
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(self.num_steps, 1))
-        batches = endless(train_loader)
+        batches = endless(train_loader, seed=self.seed)
         for _ in tqdm(range(self.num_steps), desc="MFVI", disable=not progress_bar):
             x, y = next(batches)
             network_at = self.network.at(x)

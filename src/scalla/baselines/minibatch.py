@@ -1,7 +1,8 @@
-"""What the baselines that train by stochastic gradients share: batches without end, and −log p(y | f)."""
+"""What the baselines share: checked settings, batches whose order the seed decides, and −log p(y | f)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -10,32 +11,29 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from scalla.baselines.protocol import split_batch
+from scalla.batches import EndlessBatches
 from scalla.functional import batch_size
 from scalla.types import InputError, Inputs, Likelihood, Loader
 
 
-def check_likelihood(likelihood: str) -> None:
+def check_settings(likelihood: str, **positive: float) -> None:
     if likelihood not in ("classification", "regression"):
-        raise InputError(f"got likelihood={likelihood!r}; wanted 'classification' or 'regression'")
+        raise InputError(f"got likelihood={likelihood!r}; choose 'classification' or 'regression'")
+    for name, value in positive.items():
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise InputError(f"got {name}={value!r}; wanted a positive number")
 
 
-def one_pass(loader: Loader) -> Iterator[tuple[Inputs, Tensor]]:
-    """Every batch of the loader as a pair (x, y); a loader without a batch is an error."""
-    empty = True
-    for batch in loader:
-        empty = False
-        yield split_batch(batch)
-    if empty:
-        raise InputError(
-            "the loader gave no batch; wanted one that yields (x, y) each time it is iterated over "
-            "(a DataLoader or a list; a generator is used up after one pass)"
-        )
+def one_pass(loader: Loader, *, seed: int = 0) -> Iterator[tuple[Inputs, Tensor]]:
+    """Every batch of the loader once, as a pair (x, y); the order of one that shuffles is a function of the seed."""
+    return map(split_batch, EndlessBatches(loader, seed=seed).one_epoch())
 
 
-def endless(loader: Loader) -> Iterator[tuple[Inputs, Tensor]]:
+def endless(loader: Loader, *, seed: int) -> Iterator[tuple[Inputs, Tensor]]:
     """The loader's own batches, pass after pass."""
+    batches = EndlessBatches(loader, seed=seed)
     while True:
-        yield from one_pass(loader)
+        yield split_batch(batches.next())
 
 
 def count_inputs(loader: Loader) -> int:

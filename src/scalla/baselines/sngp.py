@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm.auto import tqdm
 
-from scalla.baselines.minibatch import check_likelihood, count_inputs, one_pass, pointwise_nll
+from scalla.baselines.minibatch import check_settings, count_inputs, one_pass, pointwise_nll
 from scalla.baselines.protocol import function_noise
 from scalla.functional import FrozenNetwork, call, find_head, logits_of, make_twin
 from scalla.predictive import Prediction, psd_cholesky
+from scalla.probes import mix_seed
 from scalla.types import (
-    InputError,
     Inputs,
     Likelihood,
     Link,
@@ -76,12 +76,9 @@ class SNGP:
         sigma_noise: float = 1.0,
         link: Link = "mc",
     ) -> None:
-        check_likelihood(likelihood)
-        if min(norm_bound, length_scale, ridge, sigma_noise) <= 0:
-            raise InputError(
-                f"got norm_bound={norm_bound}, length_scale={length_scale}, ridge={ridge}, "
-                f"sigma_noise={sigma_noise}; all four must be positive"
-            )
+        check_settings(
+            likelihood, norm_bound=norm_bound, length_scale=length_scale, ridge=ridge, sigma_noise=sigma_noise
+        )
         self.model = model
         self.likelihood = likelihood
         self.seed = seed
@@ -144,9 +141,9 @@ class SNGP:
         ]
         optimizer = torch.optim.Adam(groups, lr=self.lr)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(self.num_epochs, 1))
-        for _ in tqdm(range(self.num_epochs), desc="SNGP", disable=not progress_bar):
+        for epoch in tqdm(range(self.num_epochs), desc="SNGP", disable=not progress_bar):
             total = 0.0
-            for x, y in one_pass(train_loader):
+            for x, y in one_pass(train_loader, seed=mix_seed(self.seed, epoch)):
                 outputs = self.head(self._hidden(x))
                 nll = pointwise_nll(outputs, y, self.likelihood, self.sigma_noise**2)
                 loss = nll.mean() + 0.5 * self.ridge / num_inputs * self.head.weight.square().sum()

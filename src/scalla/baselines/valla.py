@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from scalla.baselines.jacobians import exact_jacobians, selected_jacobians
 from scalla.baselines.laplace_torch import MAX_JACOBIAN_ELEMENTS, check_softmax, own_copy, tensor_inputs
-from scalla.baselines.protocol import function_noise, split_batch
+from scalla.baselines.minibatch import check_settings, one_pass
+from scalla.baselines.protocol import function_noise
 from scalla.functional import FrozenNetwork, Params
 from scalla.predictive import Prediction
 from scalla.types import InputError, Inputs, Likelihood, Loader, NotFittedError
@@ -64,6 +65,7 @@ class VaLLA:
         seed: int = 0,
     ) -> None:
         """`inducing`: pairs (inputs, output indices) to start from, rather than k-means within each class."""
+        check_settings(likelihood, prior_precision=prior_precision, sigma_noise=sigma_noise)
         if num_inducing < 1 or num_steps < 0 or batch_size < 1:
             raise InputError(
                 f"got num_inducing={num_inducing}, num_steps={num_steps}, batch_size={batch_size}; "
@@ -89,12 +91,7 @@ class VaLLA:
         """Train z, L and δ by Adam; the training inputs are held in memory (k-means needs them all)."""
         self._network = FrozenNetwork(own_copy(self.model))
         self._params: Params = {k: p.detach() for k, p in self._network.twin.named_parameters()}
-        with torch.random.fork_rng(devices=[]):
-            # A loader that shuffles draws from the global state: the order must be a function of the seed.
-            torch.manual_seed(self.seed)
-            batches = [split_batch(batch) for batch in train_loader]
-        if not batches:
-            raise InputError("train_loader is empty; wanted at least one batch")
+        batches = list(one_pass(train_loader, seed=self.seed))
         x = torch.cat([tensor_inputs(inputs, self._network.twin) for inputs, _ in batches])
         y = torch.cat([targets for _, targets in batches]).to(x.device)
         num_outputs = self._network(x[:1]).shape[-1]

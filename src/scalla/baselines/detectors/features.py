@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from scalla.baselines.protocol import split_batch
+from scalla.baselines.minibatch import one_pass
 from scalla.functional import FrozenNetwork, batch_size, call, first_rows, logits_of, make_twin
 from scalla.types import InputError, Inputs, Loader
 
@@ -67,17 +67,13 @@ class Penultimate:
 
     def labelled(self, loader: Loader) -> Iterator[tuple[Tensor, Tensor, Int[Tensor, " B"]]]:
         """(φ, f, y) batch by batch."""
-        for batch in loader:
-            x, y = split_batch(batch)
+        for x, y in one_pass(loader):
             features, logits = self(x)
             yield features, logits, y.reshape(-1).long().to(features.device)
 
     def collect(self, loader: Loader) -> tuple[Float[Tensor, "N D"], Float[Tensor, "N C"], Int[Tensor, " N"]]:
         """φ, f and y of all the training data, in memory."""
-        batches = list(self.labelled(loader))
-        if not batches:
-            raise InputError("train_loader is empty; wanted at least one batch")
-        features, logits, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        features, logits, labels = (torch.cat(parts) for parts in zip(*self.labelled(loader), strict=True))
         return features, logits, labels
 
     def _find_last(self, x: Inputs) -> nn.Linear:
@@ -100,10 +96,8 @@ class Penultimate:
 
 def first_inputs(loader: Loader, count: int = 16) -> Any:
     """The first few inputs of a loader."""
-    for batch in loader:
-        x, _ = split_batch(batch)
-        return first_rows(x, min(count, batch_size(x)))
-    raise InputError("train_loader is empty; wanted at least one batch")
+    x, _ = next(one_pass(loader))
+    return first_rows(x, min(count, batch_size(x)))
 
 
 @dataclass(frozen=True)
@@ -140,8 +134,6 @@ def class_moments(penultimate: Penultimate, loader: Loader) -> ClassMoments:
             rows = features[labels == label]
             sums[label] = sums.get(label, 0) + rows.sum(0)
             counts[label] = counts.get(label, 0) + len(rows)
-    if not sums:
-        raise InputError("train_loader is empty; wanted at least one batch")
     means = {label: total / counts[label] for label, total in sums.items()}
     scatters = {label: torch.zeros(len(m), len(m), dtype=m.dtype, device=m.device) for label, m in means.items()}
     for features, _, labels in penultimate.labelled(loader):
