@@ -9,7 +9,8 @@ from tiny_images import tiny_images
 from torch import Tensor
 
 from scalla.baselines.protocol import function_noise
-from scalla.benchmark.as_published import as_published, double_softmax_entropy, transposed_probs
+from scalla.benchmark.as_published import double_softmax_entropy, transposed_probs
+from scalla.benchmark.measure import measure, outputs_of
 from scalla.metrics import auroc
 from scalla.metrics import nll as nll_of
 
@@ -30,9 +31,8 @@ def directly(method: GaussianMethod, x: Tensor, samples: int) -> Tensor:
 
 def test_transposed_factor() -> None:
     method, x = GaussianMethod(), tiny_images().test[0]
-    torch.testing.assert_close(
-        transposed_probs(method, x, num_samples=SAMPLES), directly(method, x, SAMPLES), atol=1e-7, rtol=0
-    )
+    found = transposed_probs(method.predict(x, n_samples=1), num_samples=SAMPLES)
+    torch.testing.assert_close(found, directly(method, x, SAMPLES), atol=1e-7, rtol=0)
 
 
 def test_transposed_samples_have_covariance_ltl_and_not_llt() -> None:
@@ -46,11 +46,12 @@ def test_transposed_samples_have_covariance_ltl_and_not_llt() -> None:
 
 
 def test_more_inputs_than_a_chunk_give_the_same() -> None:
-    method = GaussianMethod()
-    x = tiny_images(num=300).test[0]
-    x = torch.cat([x, x])  # 600: more than a chunk of 500
-    found = transposed_probs(method, x, num_samples=3)
-    torch.testing.assert_close(found[:300], found[300:], atol=1e-12, rtol=0)
+    method, x = GaussianMethod(), tiny_images().test[0]
+    whole = outputs_of(method, x, num_samples=SAMPLES, transposed=True).transposed
+    parts = outputs_of(method, x, num_samples=SAMPLES, transposed=True, chunk=3).transposed
+    assert whole is not None
+    assert parts is not None
+    torch.testing.assert_close(parts, whole, atol=1e-12, rtol=0)
 
 
 def test_double_softmax_by_hand() -> None:
@@ -63,8 +64,7 @@ def test_double_softmax_by_hand() -> None:
 
 def test_columns() -> None:
     method, images = GaussianMethod(), tiny_images()
-    found = as_published(method, images, num_samples=SAMPLES)
-    assert found is not None
+    found = measure(method, images, num_samples=SAMPLES, published=True)["metrics"]["as_published"]
     probs = directly(method, images.test[0], SAMPLES)
     outside = directly(method, images.out["KMNIST"], SAMPLES)
     assert found["nll"] == pytest.approx(nll_of(probs, images.test[1]), rel=1e-6)
@@ -75,4 +75,8 @@ def test_columns() -> None:
 
 @pytest.mark.parametrize("method", [GaussianMethod(rank=0), SamplingMethod()])
 def test_without_a_gaussian_there_is_nothing_to_transpose(method: GaussianMethod) -> None:
-    assert as_published(method, tiny_images(), num_samples=4) is None
+    assert measure(method, tiny_images(), num_samples=4, published=True)["metrics"]["as_published"] is None
+
+
+def test_only_where_it_is_asked_for() -> None:
+    assert measure(GaussianMethod(), tiny_images(), num_samples=4)["metrics"]["as_published"] is None

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from scalla.baselines.protocol import Detector
-from scalla.benchmark.as_published import double_softmax_entropy
+from scalla.benchmark.as_published import as_published, double_softmax_entropy, has_gaussian, transposed_probs
 from scalla.benchmark.clock import Seconds, now
 from scalla.benchmark.images import Images, as_bytes
 from scalla.benchmark.shift import NUM_SHIFTED, SHIFTS
@@ -29,7 +29,7 @@ from scalla.metrics import (
     reliability,
     roc_curve,
 )
-from scalla.predictive import Prediction
+from scalla.predictive import Prediction, psd_cholesky
 
 CHUNK = 500
 NUM_ROC_POINTS, NUM_REJECTION_POINTS, NUM_HISTOGRAM_BINS, NUM_GALLERY = 101, 50, 40, 6
@@ -43,19 +43,38 @@ class Outputs:
 
     probs: Float[Tensor, "B C"]
     scores: dict[str, Float[Tensor, " B"]]
+    #: mean softmax of the samples that the published code draws, where they were asked for and there is a Gaussian
+    transposed: Float[Tensor, "B C"] | None = None
 
 
 @torch.no_grad()
-def outputs_of(method: Any, x: Tensor, *, num_samples: int, chunk: int = CHUNK) -> Outputs:
+def outputs_of(method: Any, x: Tensor, *, num_samples: int, chunk: int = CHUNK, transposed: bool = False) -> Outputs:
     """Predictions in chunks; the method's own seed gives every chunk the same function samples."""
     probs: list[Tensor] = []
     scores: dict[str, list[Tensor]] = {}
+    turned: list[Tensor] = []
     for part in x.split(chunk):
-        prediction = replace(method.predict(part, n_samples=num_samples), link="mc")
+        prediction = by_outputs(replace(method.predict(part, n_samples=num_samples), link="mc"))
         probs.append(prediction.probs)
         for name, values in prediction_scores(prediction).items():
             scores.setdefault(name, []).append(values.double())
-    return Outputs(torch.cat(probs), {name: torch.cat(parts) for name, parts in scores.items()})
+        if transposed and has_gaussian(prediction):
+            turned.append(transposed_probs(prediction, num_samples=num_samples))
+    return Outputs(
+        torch.cat(probs),
+        {name: torch.cat(parts) for name, parts in scores.items()},
+        torch.cat(turned) if turned else None,
+    )
+
+
+def by_outputs(prediction: Prediction) -> Prediction:
+    """The same Gaussian at each input, with a factor C×C where it has more columns: C/R of the work of sampling."""
+    num_outputs, rank = prediction.factor.shape[-2:]
+    if prediction.noise is None or rank <= num_outputs:
+        return prediction
+    factor = prediction.factor.double()
+    square = psd_cholesky(factor @ factor.mT).to(prediction.factor)
+    return replace(prediction, factor=square, noise=prediction.noise[:num_outputs])
 
 
 def prediction_scores(prediction: Prediction) -> dict[str, Tensor]:
@@ -83,17 +102,26 @@ def scores_of(method: Any, x: Tensor, *, num_samples: int) -> dict[str, Tensor]:
     return outputs_of(method, x, num_samples=num_samples).scores
 
 
-def measure(method: Any, images: Images, *, num_samples: int) -> dict[str, Any]:
-    """Metrics, curves and galleries on the test images and on both out-of-distribution sets."""
+def measure(method: Any, images: Images, *, num_samples: int, published: bool = False) -> dict[str, Any]:
+    """Metrics, curves and galleries on the test images and on all out-of-distribution sets.
+
+    `published`: also what the published code would print, for a method with a Gaussian over its outputs.
+    """
     x, y = images.test
-    metrics: dict[str, Any] = dict.fromkeys(("accuracy", "nll", "ece", "brier", "rejection_area"))
+    metrics: dict[str, Any] = dict.fromkeys(("accuracy", "nll", "ece", "brier", "rejection_area", "as_published"))
     curves: dict[str, Any] = {}
     predicted: Tensor | None = None
     if isinstance(method, Detector):
-        inside = scores_of(method, x, num_samples=num_samples)
+        inside, *outside_scores = (scores_of(method, part, num_samples=0) for part in (x, *images.out.values()))
+        outside = dict(zip(images.out, outside_scores, strict=True))
     else:
-        outputs = outputs_of(method, x, num_samples=num_samples)
+        outputs, *others = (
+            outputs_of(method, part, num_samples=num_samples, transposed=published)
+            for part in (x, *images.out.values())
+        )
         inside, predicted = outputs.scores, outputs.probs.argmax(-1)
+        outside = {name: other.scores for name, other in zip(images.out, others, strict=True)}
+        turned = {name: o.transposed for name, o in zip(images.out, others, strict=True) if o.transposed is not None}
         bins = reliability(outputs.probs, y)
         rejection = accuracy_rejection_curve(outputs.probs, y, inside["entropy"])
         metrics |= {
@@ -102,6 +130,7 @@ def measure(method: Any, images: Images, *, num_samples: int) -> dict[str, Any]:
             "ece": bins.ece,
             "brier": brier(outputs.probs, y),
             "rejection_area": rejection.area,
+            "as_published": None if outputs.transposed is None else as_published(outputs.transposed, y, turned),
         }
         curves["reliability"] = {
             "edges": bins.edges.tolist(),
@@ -114,7 +143,6 @@ def measure(method: Any, images: Images, *, num_samples: int) -> dict[str, Any]:
             "rejected": rejection.rejected[kept].tolist(),
             "accuracy": rejection.accuracy[kept].tolist(),
         }
-    outside = {name: scores_of(method, x_out, num_samples=num_samples) for name, x_out in images.out.items()}
     metrics["ood"] = {
         name: {score: detection(inside[score], values) for score, values in scores.items()}
         for name, scores in outside.items()
