@@ -65,6 +65,15 @@ def test_a_prediction_from_samples_has_their_moments() -> None:
     assert torch.equal(Prediction.from_samples(samples[:1]).var, torch.zeros(NUM_INPUTS, 3, dtype=torch.float64))
 
 
+def test_fewer_samples_than_outputs_give_the_entropy_of_the_dimensions_they_span() -> None:
+    samples = normal(4, NUM_INPUTS, 6, dtype=torch.float64)
+    found = Prediction.from_samples(samples)
+    for i in range(NUM_INPUTS):
+        values = torch.linalg.eigvalsh(torch.cov(samples[:, i].T))[-3:]
+        wanted = 0.5 * (2 * math.pi * math.e * values).log().sum()
+        assert float(found.gaussian_entropy[i]) == pytest.approx(float(wanted), rel=1e-10)
+
+
 def test_samples_of_a_single_logit_average_the_sigmoid() -> None:
     samples = normal(150, NUM_INPUTS, 1, dtype=torch.float64)
     found = Prediction.from_samples(samples)

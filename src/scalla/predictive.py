@@ -44,9 +44,14 @@ class Prediction:
 
     @staticmethod
     def from_samples(samples: Float[Tensor, "S B C"], likelihood: Likelihood = "classification") -> Prediction:
-        """The prediction of a method that can only sample: Σ is the sample covariance."""
-        mean = samples.mean(0)
-        factor = (samples - mean).permute(1, 2, 0) / math.sqrt(max(len(samples) - 1, 1))
+        """The prediction of a method that can only sample: Σ is the sample covariance.
+
+        The S centred draws A sum to zero. The reflection that takes 1/√S to the first axis makes the first column of
+        A zero and adds a_1/(√S − 1) to the others: S − 1 columns with the same A Aᵀ, of full rank.
+        """
+        mean, root = samples.mean(0), math.sqrt(len(samples))
+        centred = (samples - mean).permute(1, 2, 0) / math.sqrt(max(len(samples) - 1, 1))
+        factor = centred[..., 1:] + centred[..., :1] / (root - 1)  # one draw: no column
         return Prediction(mean, factor, likelihood, "mc", samples=samples)
 
     @staticmethod
