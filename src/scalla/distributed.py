@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DistributedSampler
 
-from scalla.functional import batch_size, first_rows, map_tensors
+from scalla.functional import batch_size, first_rows, map_tensors, tensors_of
 from scalla.ggn import GGNSums
 from scalla.types import InputError, Inputs, Loader, ProcessError
 
@@ -93,6 +93,34 @@ class Processes:
             return first_rows(x, 1), 0
         return map_tensors(x, lambda t: t[mine] if t.ndim and len(t) == size else t), mine.stop - mine.start
 
+    def first_rows_of_all(self, x: Inputs, *, own: bool, count: int = 256) -> Inputs:
+        """The first rows of the global batch, in all processes; this one's alone where theirs are of other shapes."""
+        if self.count == 1 or not own:
+            return x
+        x = first_rows(x, -(-count // self.count))
+        size = batch_size(x)
+        kinds = [f"{t.dtype}{tuple(t.shape[1:])}" for t in tensors_of(x)]
+        found = self._gather([_number(kinds), size])
+        if len({kind for kind, _ in found}) > 1:
+            return x
+        rows = [num for _, num in found]
+        # Row i of every process before row i + 1 of any: the order from which DistributedSampler dealt them out.
+        places = [(i, rank) for rank, num in enumerate(rows) for i in range(num)]
+        order = torch.tensor(sorted(range(len(places)), key=places.__getitem__))
+
+        def joined(t: Tensor) -> Tensor:
+            if not t.ndim or len(t) != size:
+                return t
+            content = t.detach().to(self._device).contiguous().view(-1).view(torch.uint8)
+            of_a_row = content.numel() // size
+            parts = [content.new_zeros(max(rows) * of_a_row) for _ in rows]
+            padded = torch.cat([content, content.new_zeros((max(rows) - size) * of_a_row)])
+            _collective(dist.all_gather, parts, padded)
+            whole = torch.cat([part[: num * of_a_row] for part, num in zip(parts, rows, strict=True)])
+            return whole.view(t.dtype).view(-1, *t.shape[1:])[order.to(whole.device)].to(t.device)
+
+        return first_rows(map_tensors(x, joined), count)
+
     # -- agreement --
 
     @contextlib.contextmanager
@@ -124,9 +152,7 @@ class Processes:
         """Settings and weights are the same in all processes."""
         if self.count == 1:
             return
-        texts = [json.dumps(facts[name], sort_keys=True, default=str) for name in sorted(facts)]
-        mine = [int(hashlib.sha256(text.encode()).hexdigest()[:15], 16) for text in texts]
-        all_of_them = self._gather(mine)
+        all_of_them = self._gather([_number(facts[name]) for name in sorted(facts)])
         differing = [n for n, *values in zip(sorted(facts), *all_of_them, strict=True) if len(set(values)) > 1]
         if differing:
             raise InputError(
@@ -289,6 +315,12 @@ def _collective(operation: Any, *arguments: Any) -> None:
             f"another process of this fit is gone or does not answer ({_first_line(error)}); start all of them again, "
             "with checkpoint_dir=... and resume=True to go on where they were"
         ) from error
+
+
+def _number(fact: Any) -> int:
+    """The same for equal facts only: what processes compare."""
+    text = json.dumps(fact, sort_keys=True, default=str)
+    return int(hashlib.sha256(text.encode()).hexdigest()[:15], 16)
 
 
 def _first_line(error: BaseException) -> str:

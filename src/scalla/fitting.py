@@ -23,6 +23,7 @@ from scalla.jvp import JacobianProduct
 from scalla.likelihoods import check_labels
 from scalla.probes import mix_seed, seeded_globally
 from scalla.resume import FitCheckpoint, fit_identity
+from scalla.targets import directed_targets, gather_pool
 from scalla.training import (
     HistoryEntry,
     TrainingSettings,
@@ -74,6 +75,11 @@ class FitData:
             check_labels(likelihood, x.new_empty((len(x), features.num_outputs), dtype=torch.float32), y)
         return blocks
 
+    def of_all(self, blocks: list[Inputs], processes: Processes) -> list[Inputs]:
+        """The first batches as one process would have them, where each has a share: a fit begins with these."""
+        shared = [processes.own_share(source.loader) for source in self.batches.sources]
+        return [processes.first_rows_of_all(x, own=own) for x, own in zip(blocks, shared, strict=True)]
+
 
 def _grouped(
     train: EndlessBatches,
@@ -114,6 +120,11 @@ def run_fit(
     """Train `features.surrogate`, set `features.scale`, return the sums of the posterior and the history."""
     surrogate = features.surrogate
     assert surrogate is not None
+    if settings.targets == "directed" and processes.count > 1:
+        raise InputError(
+            f"got targets='directed' in a fit of {processes.count} processes, which share out the products of a step; "
+            "fit by targets='probes', or in one process with distributed=False"
+        )
     trainable = features.trainable()
     if settings.num_steps and not trainable:
         raise InputError("the surrogate has no trainable weights; give num_steps=0 to use it as it is")
@@ -163,6 +174,7 @@ def run_fit(
     progress_bar = progress_bar and processes.rank == 0
     with checkpoint.signals() if checkpoint is not None else contextlib.nullcontext():
         if settings.num_steps and partial is None:
+            pool = gather_pool(data.batches, settings.pool_size) if settings.targets == "directed" else None
             if state.position:
                 data.batches.move_to(state.position)
             with processes.together():
@@ -172,6 +184,11 @@ def run_fit(
             if state.step == 0:
                 scale = processes.root_mean_square(scale)
             score = held_out_score(data.held_out, features, product, settings, scale) if data.held_out else None
+            directed = None
+            if pool is not None:
+                directed = directed_targets(
+                    product, pool, features.num_features, bias=settings.bias, probe=settings.probe, seed=settings.seed
+                )
             features.set_training(True)
             train_surrogate(
                 seeded(features.raw, settings.seed, state),
@@ -187,6 +204,8 @@ def run_fit(
                 checkpoint_due=due if checkpoint is not None else None,
                 write_checkpoint=write,
                 processes=processes,
+                directed=directed,
+                batch_sizes=[batch_size(x) for x in blocks],
             )
             processes.same_tensors(surrogate)
             if processes.count > 1 and own_share and checkpoint is not None:

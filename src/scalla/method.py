@@ -35,7 +35,7 @@ from scalla.saving import (
     save_posterior,
     settings_of,
 )
-from scalla.training import HistoryEntry, Schedule, TrainingSettings
+from scalla.training import HistoryEntry, Schedule, Targets, TrainingSettings
 from scalla.tunable import TunablePredictive, check_noise_levels
 from scalla.types import InputError, Inputs, Likelihood, Loader
 
@@ -153,6 +153,8 @@ class ScaLLA(TunablePredictive):
         callback: Callable[[HistoryEntry], bool | None] | None = None,
         checkpoint_every: float = 30.0,
         distributed: Distributed = "auto",
+        targets: Targets = "probes",
+        pool_size: int = 5000,
     ) -> ScaLLA:
         """Train the surrogate on the kernel, then sum the precision over the training data.
 
@@ -177,6 +179,10 @@ class ScaLLA(TunablePredictive):
             checkpoint_every: seconds between two checkpoints.
             distributed: "auto" fits together with the other processes of torch.distributed, if there are any; True
                 insists on them, False does not; "shards" where every process has loaders of its own share of the data.
+            targets: "probes" draws a new random direction for every step; "directed" finds the m best directions first
+                and computes the products with all of them once, for a pool of inputs on which it then trains: a
+                smaller kernel error for the same time. See `scalla.targets`.
+            pool_size: inputs of that pool, of the training data and of every context each.
         """
         if not override and self.posterior is not None:
             return self.update(train_loader, progress_bar=progress_bar, distributed=distributed)
@@ -190,6 +196,8 @@ class ScaLLA(TunablePredictive):
             seed=self.seed,
             score_every=score_every,
             patience=patience,
+            targets=targets,
+            pool_size=pool_size,
         )
         if patience is not None and val_loader is None:
             raise InputError("got patience without val_loader; early stopping needs held-out inputs")
@@ -206,6 +214,8 @@ class ScaLLA(TunablePredictive):
             )
             check_noise_levels(self._sigma_noise, features.num_outputs)
             blocks = data.check(self.likelihood, features)
+        blocks = data.of_all(blocks, processes)
+        with processes.together():
             if self.surrogate_kind == "custom":
                 assert self.surrogate is not None
                 features.install(self.surrogate)
