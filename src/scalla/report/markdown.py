@@ -49,4 +49,5 @@ def _standing(row: ReportRow) -> str:
     if not row.records:
         return " (failed)" if row.failures else " (not run)"
     parts = [f"{len(row.failures)} failed"] * bool(row.failures) + [f"{len(row.missing)} missing"] * bool(row.missing)
-    return f" ({len(row.records)} seeds, {', '.join(parts)})" if parts else ""
+    count = len(row.records)
+    return f" ({count} seed{'s' * (count != 1)}, {', '.join(parts)})" if parts else ""
