@@ -68,6 +68,14 @@ class JacobianProduct:
                 return _many(f, self.params, directions)
             return torch.stack([_one(f, self.params, v, self.route) for v in directions], -1)
 
+    def transposed(self, x: Inputs, cotangent: Float[Tensor, "B C"]) -> Tangent:
+        """J(x)ᵀ u, summed over the batch."""
+        leaves = {k: p.detach().clone().requires_grad_() for k, p in self.params.items()}
+        with torch.enable_grad(), switched(ROUTES[0]):
+            outputs = self.network.at(x)(leaves)
+            grads = torch.autograd.grad(outputs, list(leaves.values()), cotangent.to(outputs), materialize_grads=True)
+        return dict(zip(leaves, grads, strict=True))
+
     def _preflight(self, x: Inputs) -> Route:
         f = self.network.at(x)
         try:

@@ -1,4 +1,7 @@
-"""The surrogate's training: batch, probe, Jacobian-vector products, matching loss, step."""
+"""The surrogate's training: batch, probe, Jacobian-vector products, matching loss, step.
+
+With directed targets the products are there already, for a pool of inputs from which the batches are then drawn.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,11 @@ from scalla.jvp import JacobianProduct
 from scalla.kernel_error import KernelScore, blocks_of
 from scalla.kernel_loss import gram_sums, matching_loss, reduce_sums
 from scalla.probes import Probe, draw_probe, mix_seed
+from scalla.targets import DirectedTargets
 from scalla.types import InputError, Inputs
 
 Schedule: TypeAlias = Literal["constant", "cosine"]
+Targets: TypeAlias = Literal["probes", "directed"]
 
 
 @dataclass(frozen=True)
@@ -38,9 +43,12 @@ class TrainingSettings:
     seed: int = 0
     score_every: int = 100
     patience: int | None = None
+    targets: Targets = "probes"
+    pool_size: int = 5000
 
     def __post_init__(self) -> None:
-        for name, least in (("num_steps", 0), ("num_probes", 1), ("score_every", 1), ("patience", 1)):
+        least_of = {"num_steps": 0, "num_probes": 1, "score_every": 1, "patience": 1, "pool_size": 1}
+        for name, least in least_of.items():
             value = getattr(self, name)
             if (name, value) != ("patience", None) and (not isinstance(value, int) or value < least):
                 raise InputError(f"got {name}={value!r}; wanted a whole number of at least {least}")
@@ -48,6 +56,8 @@ class TrainingSettings:
             raise InputError(f"got lr={self.lr!r}; wanted a positive learning rate, 1e-3 say")
         if self.schedule not in ("constant", "cosine"):
             raise InputError(f"got schedule={self.schedule!r}; choose 'cosine' or 'constant'")
+        if self.targets not in ("probes", "directed"):
+            raise InputError(f"got targets={self.targets!r}; choose 'probes' or 'directed'")
 
 
 @dataclass(frozen=True)
@@ -100,8 +110,13 @@ def train_surrogate(
     checkpoint_due: Callable[[], bool] | None = None,
     write_checkpoint: Callable[[], None] | None = None,
     processes: Processes = ALONE,
+    directed: DirectedTargets | None = None,
+    batch_sizes: Sequence[int] = (),
 ) -> None:
-    """Minimise E_v ‖GGᵀ − Z_v Z_vᵀ‖² over the surrogate's weights, Z_v = J v / target_scale. `state` follows."""
+    """Minimise E_v ‖GGᵀ − Z_v Z_vᵀ‖² over the surrogate's weights, Z_v = J v / target_scale. `state` follows.
+
+    With `directed`, ‖GGᵀ − TTᵀ‖² on batches of `batch_sizes` from its pool instead.
+    """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     log_every = max(1, min(50, settings.num_steps // 40))
     running = torch.tensor(state.loss_sum, dtype=torch.float64, device=product.network.device)
@@ -114,14 +129,21 @@ def train_surrogate(
             for group in optimizer.param_groups:
                 group["lr"] = lr
 
-            directions = [
-                draw_probe(product.params, kind=settings.probe, seed=settings.seed, step=state.step, index=s)
-                for s in range(settings.num_probes)
-            ]
             with processes.together():
-                blocks, rows = own_rows(batches, processes)
-                features, targets = forward_all(blocks, features_of, product, directions, target_scale)
-                features, targets = ([t[:n] for t, n in zip(ts, rows, strict=True)] for ts in (features, targets))
+                if directed is not None:
+                    blocks, targets = directed.batch(batch_sizes, seed=settings.seed, step=state.step)
+                    features = in_one_pass(features_of, blocks)
+                    targets = [
+                        t.to(g) * (t.shape[-1] ** 0.5 / target_scale) for g, t in zip(features, targets, strict=True)
+                    ]
+                else:
+                    directions = [
+                        draw_probe(product.params, kind=settings.probe, seed=settings.seed, step=state.step, index=s)
+                        for s in range(settings.num_probes)
+                    ]
+                    blocks, rows = own_rows(batches, processes)
+                    features, targets = forward_all(blocks, features_of, product, directions, target_scale)
+                    features, targets = ([t[:n] for t, n in zip(ts, rows, strict=True)] for ts in (features, targets))
                 sums = gram_sums(blocks_of(features, targets, bias=settings.bias))
             loss = matching_loss(sums if processes.count == 1 else reduce_sums(sums, processes.add))
 
@@ -176,16 +198,17 @@ def forward_all(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Features and normalised J(x) v of every block; tensors of one shape go through in one pass."""
     blocks = [product.network.prepare(x) for x in blocks]
+    targets = in_one_pass(lambda x: product(x, directions), blocks)
+    features = in_one_pass(features_of, blocks)
+    return features, [z.to(features[0].dtype) / target_scale for z in targets]
+
+
+def in_one_pass(function: Callable[[Inputs], Tensor], blocks: Sequence[Inputs]) -> list[Tensor]:
+    """function(x) of every block; tensors of one shape go through together."""
     joined = concatenate(blocks)
-    parts = blocks if joined is None else [joined]
-    targets = [product(x, directions) for x in parts]
-    features = [features_of(x) for x in parts]
-    dtype = features[0].dtype
-    targets = [z.to(dtype) / target_scale for z in targets]
-    if joined is not None and len(blocks) > 1:
-        sizes = [batch_size(x) for x in blocks]
-        return list(features[0].split(sizes)), list(targets[0].split(sizes))
-    return features, targets
+    if joined is None or len(blocks) == 1:
+        return [function(x) for x in blocks]
+    return list(function(joined).split([batch_size(x) for x in blocks]))
 
 
 def learning_rate(step: int, settings: TrainingSettings) -> float:
