@@ -139,13 +139,19 @@ def run_fit(
             parameters=sorted(features.params),
             weights=weights_digest(features.plain.model),
             num_groups=len(blocks),
-            shares=own_share,
         )
-        processes.check_same({**identity, "checkpoint_dir": checkpoint_dir is not None, "resume": resume})
+        processes.check_same(
+            {**identity, "shares": own_share, "checkpoint_dir": checkpoint_dir is not None, "resume": resume}
+        )
     processes.same_tensors(surrogate)
     if checkpoint_dir is not None:
         checkpoint = FitCheckpoint(
-            checkpoint_dir, identity=identity, every_seconds=checkpoint_every, processes=processes
+            checkpoint_dir,
+            identity=identity,
+            every_seconds=checkpoint_every,
+            processes=processes,
+            shares=own_share,
+            lengths=[source.num_batches for source in data.batches.sources],
         )
         if resume and (stored := checkpoint.read(surrogate, optimizer)) is not None:
             state, scale, partial = stored

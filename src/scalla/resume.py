@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,15 @@ class FitCheckpoint:
         identity: dict[str, Any],
         every_seconds: float = 30.0,
         processes: Processes = ALONE,
+        shares: bool = False,
+        lengths: Sequence[int | None] = (),
     ) -> None:
+        """`shares`: each process has its own part of the data; `lengths`: batches in an epoch of each source."""
         self.path = Path(folder) / FILE_NAME
         self.identity = identity
         self.every_seconds = every_seconds
         self.processes = processes
+        self.shares, self.lengths = shares, list(lengths)
         self._written = time.monotonic()
         self.stop_requested = False
 
@@ -63,6 +67,8 @@ class FitCheckpoint:
             "target_scale": target_scale,
             "ggn": None,
             "positions": self.processes.positions(state.position),
+            "shares": self.shares,
+            "lengths": self.lengths,
         }
         if ggn is not None:
             tensors |= {"ggn.ggn": ggn.ggn, "ggn.loss": ggn.loss}
@@ -98,22 +104,20 @@ class FitCheckpoint:
             entries.setdefault(int(index), {})[key] = tensor
         optimizer.load_state_dict({**optimizer.state_dict(), "state": entries})
         ggn = None
-        if meta["ggn"] is not None and not self._other_shares(meta["positions"]):
+        count = len(meta["positions"])
+        same = (count, meta["shares"]) == (self.processes.count, self.shares)
+        # Sums over a part of each share say nothing where the shares are others.
+        other_shares = not same and (meta["shares"] or self.shares)
+        if meta["ggn"] is not None and not other_shares:
             device = next(iter(surrogate.state_dict().values()), torch.empty(0)).device
             ggn = GGNSums(tensors["ggn.ggn"].to(device), tensors["ggn.loss"].to(device), **meta["ggn"])
         state = TrainingState.from_json(meta["training"])
-        state.position = self._position(meta["positions"])
+        position = meta["positions"][self.processes.rank if count == self.processes.count else 0]
+        state.position = [(int(epoch), int(index)) for epoch, index in position]
+        if other_shares:  # of other lengths: as far in them
+            lengths = zip(state.position, meta["lengths"], self.lengths, strict=True)
+            state.position = [(e, i * now // then if now and then else i) for (e, i), then, now in lengths]
         return state, float(meta["target_scale"]), ggn
-
-    def _other_shares(self, positions: list[list[tuple[int, int]]]) -> bool:
-        return bool(self.identity.get("shares")) and len(positions) != self.processes.count
-
-    def _position(self, positions: list[list[tuple[int, int]]]) -> list[tuple[int, int]]:
-        """Each process where it was. With another number of them shares are of another size: where all were in them."""
-        if len(positions) == self.processes.count:
-            return [(epoch, index) for epoch, index in positions[self.processes.rank]]
-        factor = len(positions) / self.processes.count if self._other_shares(positions) else 1
-        return [(epoch, int(index * factor)) for epoch, index in positions[0]]
 
     def remove(self) -> None:
         """A finished fit needs no checkpoint."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from cases import mlp, normal
-from scalla import ScaLLA
+from children import report
+from scalla import ScaLLA, distributed
 from scalla.distributed import Processes
 from scalla.kernel_loss import gram_sums, matching_loss, reduce_sums
 from scalla.probes import draw_probe
@@ -89,6 +91,7 @@ def fit(
     num_features: int = 6,
     seeds: list[int] | None = None,
     weights_differ: bool = False,
+    at_entry: Callable[[HistoryEntry], None] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """One fit from the start, stopped at an entry of the history (in one process or all), or resumed."""
@@ -114,6 +117,8 @@ def fit(
     )
 
     def callback(entry: HistoryEntry) -> None:
+        if at_entry is not None:
+            at_entry(entry)
         if stop_at is not None and entry.step >= stop_at and stop_in in (None, rank):
             raise Stopped(f"stopped at step {entry.step}")
 
@@ -125,7 +130,7 @@ def fit(
         num_probes=2,
         callback=callback,
         checkpoint_dir=dirs[rank] if dirs else None,
-        checkpoint_every=0.0,
+        checkpoint_every=options.pop("checkpoint_every", 0.0),
         resume=resume,
         **options,
     )
@@ -182,3 +187,24 @@ def updated(kind: str) -> dict[str, Any]:
     )
     la.forget([(x[:4], y[:4])])
     return summary(la)
+
+
+def fit_with_nan(at: int) -> dict[str, Any]:
+    """The data of process `at` have a NaN in their last batch."""
+    rank, count = rank_and_count()
+    x, y = data("classification", 24)
+    x[20 + rank] = torch.nan if rank == at else 0
+    la = ScaLLA(network(), num_features=6)
+    batches = list(zip(x[rank::count].split(4), y[rank::count].split(4), strict=True))
+    return summary(la.fit(batches, num_steps=0, distributed="shards"))
+
+
+def fit_in_the_first_alone() -> dict[str, Any] | None:
+    rank, _ = rank_and_count()
+    distributed.PATIENCE = timedelta(seconds=2)
+    return fit() if rank == 0 else None
+
+
+def fit_and_report(**options: Any) -> dict[str, Any]:
+    """A fit that tells the test at which step it is."""
+    return fit(**options, at_entry=lambda entry: report(f"step {entry.step}"))
