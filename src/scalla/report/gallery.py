@@ -46,10 +46,10 @@ def decode_image(encoded: str) -> bytes:
     return zlib.decompress(base64.b64decode(encoded))
 
 
-def png(pixels: bytes) -> bytes:
+def png(pixels: bytes, side: int = SIDE) -> bytes:
     """A grey PNG of 8 bits: signature, header, rows each after a zero (no filter), end."""
-    rows = b"".join(b"\0" + pixels[i : i + SIDE] for i in range(0, SIDE * SIDE, SIDE))
-    header = struct.pack(">IIBBBBB", SIDE, SIDE, 8, 0, 0, 0, 0)
+    rows = b"".join(b"\0" + pixels[i : i + side] for i in range(0, side * side, side))
+    header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
     return (
         b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(rows, 9)) + _chunk(b"IEND", b"")
     )

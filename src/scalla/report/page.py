@@ -70,18 +70,18 @@ def render(results: Results) -> str:
     links = "".join(f'<a href="#{name}">{escape(title)}</a>' for name, title, _ in sections)
     body = "".join(f'<section id="{name}"><h2>{escape(title)}</h2>{html}</section>' for name, title, html in sections)
     light, dark = colour_rules()
-    style = _asset("style.css") + light + f"@media (prefers-color-scheme:dark){{{dark}}}"
+    style = asset("style.css") + light + f"@media (prefers-color-scheme:dark){{{dark}}}"
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{TITLE}</title>'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
         f"<style>{style}</style></head>\n<body><header><h1>{TITLE}</h1>{_head(results)}<nav>{links}</nav></header>"
         f'<main>{body}</main><div id="tip" role="status" hidden></div>{pictures.symbols()}'
-        f"<script>{_asset('script.js')}</script></body></html>\n"
+        f"<script>{asset('script.js')}</script></body></html>\n"
     )
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
     return files("scalla.report").joinpath(name).read_text(encoding="utf-8")
 
 

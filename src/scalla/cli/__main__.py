@@ -1,0 +1,4 @@
+from scalla.cli import main
+
+if __name__ == "__main__":
+    main()
