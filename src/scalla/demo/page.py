@@ -12,7 +12,7 @@ from scalla.benchmark import environment
 from scalla.checkpoint import replacing
 from scalla.demo import charts, words
 from scalla.demo.experiment import Demo
-from scalla.demo.pictures import digit_gallery, extremes, patch_gallery, strip
+from scalla.demo.pictures import NUM_SHOWN, digit_gallery, extremes, patch_gallery, strip
 from scalla.demo.row import Row
 from scalla.report.page import asset
 from scalla.report.series import colour_rules
@@ -108,20 +108,23 @@ def _galleries(demo: Demo) -> str:
     images = demo.digits.test.images
     score_in, score_out = after.score(after.own_score)
     keys = "".join(f'<span class="key m-{row.name}"><i></i>{escape(row.title)}</span>' for row in both)
-    surest = extremes(before.ood.max_prob, largest=True)
+    drawn = torch.arange(min(2 * NUM_SHOWN, len(demo.ood)))  # in the random order that they came in
     return (
-        "<h3>The patches of which the network is surest</h3>"
-        f"<p>What each method takes them for, and with which probability. {keys}</p>"
-        f"{patch_gallery(both, demo.ood, surest)}"
+        "<h3>Patches of the unseen photograph, as they came</h3>"
+        f"<p>What each method takes them for, and with which probability. {keys}<br>"
+        "A dot: the method's own score sets off an alarm that one test digit in twenty sets off, too.</p>"
+        f"{patch_gallery(both, demo.ood, drawn)}"
+        "<h3>The patches of which the network itself is surest</h3>"
+        f"{patch_gallery(both, demo.ood, extremes(before.ood.max_prob, largest=True))}"
         "<h3>The digits of which ScaLLA biased is least sure</h3>"
         "<p>What they are, and the largest probability. Red: misread.</p>"
-        f"{digit_gallery(after, images, extremes(after.digits.entropy, largest=True))}"
+        f"{digit_gallery(after, images, extremes(after.digits.entropy, largest=True, num=2 * NUM_SHOWN))}"
         "<h3>The digits of which it is surest</h3>"
         f"{digit_gallery(after, images, extremes(after.digits.entropy, largest=False))}"
         "<h3>Where its Gaussian score is wrong</h3><p>The digits with the largest scores, then the patches with the "
         "smallest: those that an alarm gets wrong first.</p>"
-        f"{digit_gallery(after, images, extremes(score_in, largest=True, num=6))}"
-        f"{patch_gallery(both, demo.ood, extremes(score_out, largest=False, num=6))}"
+        f"{digit_gallery(after, images, extremes(score_in, largest=True))}"
+        f"{patch_gallery(both, demo.ood, extremes(score_out, largest=False))}"
     )
 
 

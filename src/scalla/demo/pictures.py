@@ -13,7 +13,8 @@ from torch import Tensor
 from scalla.demo.row import Row
 from scalla.report.gallery import png
 
-NUM_SHOWN = 12
+#: in a gallery: a line of a wide screen
+NUM_SHOWN = 8
 
 
 def picture(image: Float32[Tensor, "1 side side"], description: str) -> str:
@@ -44,7 +45,7 @@ def digit_gallery(row: Row, images: Tensor, indices: Tensor) -> str:
 
 
 def patch_gallery(rows: Sequence[Row], images: Tensor, indices: Tensor) -> str:
-    """Patches with each method's answer, and how sure it is of it."""
+    """Patches with each method's answer, how sure it is of it, and a mark where its alarm goes off."""
     cards = []
     for i in indices.tolist():
         answers = "".join(_answer(row, i) for row in rows)
@@ -57,8 +58,8 @@ def patch_gallery(rows: Sequence[Row], images: Tensor, indices: Tensor) -> str:
 def _answer(row: Row, index: int) -> str:
     sure = 100 * float(row.ood.max_prob[index])
     return (
-        f'<span class="answer m-{row.name}"><b>{_read(row, index)}</b>'
-        f'<span><i style="width:{sure:.0f}%"></i></span>{sure:.0f}%</span>'
+        f'<span class="answer m-{row.name}{" flagged" * bool(row.flagged[index])}"><b>{_read(row, index)}</b>'
+        f'<span><i style="width:{sure:.0f}%"></i></span>{sure:.0f}%<em></em></span>'
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from scalla.kernel_error import KernelError
@@ -14,6 +14,8 @@ from scalla.predictive import Prediction, ood_score
 
 #: the two scores of the demo, larger = more out of distribution, as the page calls them
 SCORES = {"predictive_entropy": "entropy of the probabilities", "gaussian_entropy": "entropy of the Gaussian"}
+#: share of the digits that may set off the alarm
+FALSE_ALARMS = 0.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,10 +63,15 @@ class Row:
     def roc(self, name: str) -> RocCurve:
         return roc_curve(*self.score(name))
 
-    def caught(self, name: str, false_alarms: float = 0.05) -> float:
-        """Share of the patches flagged by the lowest threshold that flags no more than this share of the digits."""
-        curve = self.roc(name)
-        return float(curve.tpr[curve.fpr <= false_alarms].max())
+    @cached_property
+    def flagged(self) -> Bool[Tensor, " N"]:
+        """The patches whose own score sets off an alarm that no more than FALSE_ALARMS of the digits set off."""
+        curve = self.roc(self.own_score)
+        return self.score(self.own_score)[1] >= curve.thresholds[curve.fpr <= FALSE_ALARMS].min()
+
+    @property
+    def share_flagged(self) -> float:
+        return float(self.flagged.double().mean())
 
     def sure_of_patches(self, confidence: float = 0.9) -> float:
         """Share of the patches that are taken for some digit with more than this probability."""

@@ -15,17 +15,17 @@ def headline(demo: Demo) -> str:
     share = f"{100 * before.sure_of_patches():.0f}"
     return (
         f"The network reads {100 * before.accuracy:.1f}% of new digits correctly. It also takes {share}% of the "
-        f"patches of a photograph for some digit with a probability of more than 90%. ScaLLA, fitted to the same "
-        f"network afterwards, does so for {100 * after.sure_of_patches():.0f}%."
+        f"patches of a photograph for some digit with a probability of more than 90%. ScaLLA biased, fitted to the "
+        f"same network afterwards, does so for {100 * after.sure_of_patches():.0f}%."
     )
 
 
 def detection(demo: Demo) -> str:
     """What the scores catch at a price of five false alarms in a hundred."""
-    parts = [f"{row.title} {100 * row.caught(row.own_score):.0f}%" for row in demo.rows]
+    parts = [f"{row.title} {100 * row.share_flagged:.0f}%" for row in demo.rows]
     return (
-        "Let an alarm go off where a method is least sure, and set it so that it goes off for one digit in twenty. "
-        f"Of the patches it then catches: {', '.join(parts)} (each by its own score: MAP by the entropy of its "
+        "Let an alarm go off where a method is least sure, and set it so that it goes off for one test digit in "
+        f"twenty. Of the patches it then catches: {', '.join(parts)} (each by its own score: MAP by the entropy of its "
         "probabilities, ScaLLA by the entropy of its Gaussian)."
     )
 
@@ -44,12 +44,12 @@ def calibration(demo: Demo) -> str:
 def _accuracy(before: Row, after: Row) -> str:
     difference = after.accuracy - before.accuracy
     if abs(difference) < SAME:
-        return f"is as accurate as MAP ({100 * after.accuracy:.1f}% against {100 * before.accuracy:.1f}%)"
+        return f"is as accurate as MAP ({100 * after.accuracy:.2f}% against {100 * before.accuracy:.2f}%)"
     kind = "more" if difference > 0 else "less"
-    return f"is {kind} accurate than MAP ({100 * after.accuracy:.1f}% against {100 * before.accuracy:.1f}%)"
+    return f"is {kind} accurate than MAP ({100 * after.accuracy:.2f}% against {100 * before.accuracy:.2f}%)"
 
 
 def _change(before: float, after: float) -> str:
     if abs(after - before) < SAME / 5:
-        return "as"
+        return "about the same as"
     return "less than" if after < before else "more than"
