@@ -34,6 +34,10 @@ Start: TypeAlias = Literal["trained", "random"]
 
 #: beyond this many weights in the widened layer, say so rather than run out of memory
 MAX_HEAD_WEIGHTS = 500_000_000
+_AFTER_THE_HEAD = (
+    "surrogate='trunk' reads the input of the network's last linear layer, but something runs after that layer and "
+    "changes its output; use surrogate='mirror' or a module of your own, x -> (B, C, m)"
+)
 
 
 class Mirror(nn.Module):
@@ -93,17 +97,27 @@ class Mirror(nn.Module):
             if self.head.bias is not None:
                 self.head.bias.zero_()
             if self.classes is not None:
-                self.classes.initialise(network.twin.get_submodule(self.head_name).weight, generator)
-            flat = logits_of(call(self.body, map_tensors(network.prepare(x), self._cast)))
-            if flat.ndim != 2 or flat.shape[-1] != self.num_rows * self.num_features:
-                raise InputError(
-                    f"widening the last linear layer to {self.num_rows * self.num_features} outputs changed "
-                    f"the network's output to {tuple(flat.shape)}: something after that layer depends on its width. "
-                    "Use surrogate='trunk' or a module of your own, x -> (B, C, m)"
-                )
+                self.classes.initialise(_last_weight(network, self.head_name), generator)
+            flat = self._widened_outputs(map_tensors(network.prepare(x), self._cast))
             features = flat if self.classes is None else self.classes(flat)
             size = features.square().mean().sqrt() * math.sqrt(self.num_features)
             self.head.weight.div_(size.clamp_min(1e-12))
+
+    def _widened_outputs(self, x: Inputs) -> Tensor:
+        """What the body returns for x, of the head's width: the rest of the network may not take another one."""
+        width = self.num_rows * self.num_features
+        cause: RuntimeError | None = None
+        try:
+            flat = logits_of(call(self.body, x))
+            if flat.ndim == 2 and flat.shape[-1] == width:
+                return flat
+            found = f"changed the network's output to {tuple(flat.shape)}"
+        except RuntimeError as error:
+            found, cause = f"made the network fail ({error})", error
+        raise InputError(
+            f"widening the last linear layer to {width} outputs {found}: something after that layer depends on its "
+            "width. Use a surrogate of your own, a module x -> (B, C, m)"
+        ) from cause
 
     def _cast(self, t: Tensor) -> Tensor:
         return t.to(self.head.weight.dtype) if t.is_floating_point() else t
@@ -143,19 +157,19 @@ class Trunk(nn.Module):
         """Standardise the penultimate features by those of x; random heads of the normalised target's size."""
         outputs = network(x)
         tapped = FrozenNetwork(network.model, dict_key_y=network.dict_key_y, tap=self.head_name)
-        both = tapped(x)
+        try:
+            both = tapped(x)
+        except RuntimeError as error:
+            raise InputError(_AFTER_THE_HEAD) from error
         if both.ndim != 2 or not torch.allclose(both[:, : self.num_outputs], outputs, rtol=1e-2, atol=1e-3):
-            raise InputError(
-                "surrogate='trunk' reads the input of the network's last linear layer, but something runs after that "
-                "layer and changes its output; use surrogate='mirror' or a module of your own, x -> (B, C, m)"
-            )
+            raise InputError(_AFTER_THE_HEAD)
         phi = both[:, self.num_outputs :].to(self.shift)
         self.shift.copy_(phi.mean(0))
         self.spread.copy_(phi.std(0, correction=0).mean().clamp_min(1e-6))
         generator = torch.Generator().manual_seed(mix_seed(seed, 2))
         _start(self.linear, 1 / math.sqrt(self.num_features), generator)
         if self.classes is not None:
-            self.classes.initialise(network.twin.get_submodule(self.head_name).weight, generator)
+            self.classes.initialise(_last_weight(network, self.head_name), generator)
         if self.expand is not None and self.correct is not None:
             _start(self.expand, math.sqrt(2), generator)
             _start(self.correct, 0.1 / math.sqrt(self.num_features), generator)
@@ -188,6 +202,12 @@ def _start(layer: nn.Linear, gain: float, generator: torch.Generator) -> None:
     with torch.no_grad():
         layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator) * (gain / math.sqrt(layer.in_features)))
         layer.bias.zero_()
+
+
+def _last_weight(network: FrozenNetwork, head: str) -> Tensor:
+    layer = network.twin.get_submodule(head)
+    assert isinstance(layer, Head)
+    return layer.weight
 
 
 def _check_weights(outputs: int, inputs: int) -> None:

@@ -205,11 +205,11 @@ def _joined(batches: Sequence[Inputs], count: int) -> Inputs:
     try:
         if isinstance(first, Tensor):
             return torch.cat([b for b in batches if isinstance(b, Tensor)])[:count]
-        keys = list(first) if isinstance(first, Mapping) else range(len(first))
-        columns = {k: torch.cat([b[k] for b in batches])[:count] for k in keys}  # type: ignore[call-overload, index]
+        if isinstance(first, Mapping):
+            return {k: torch.cat([b[k] for b in batches])[:count] for k in first}  # type: ignore[index, call-overload]
+        return tuple(torch.cat([b[i] for b in batches])[:count] for i in range(len(first)))  # type: ignore[index]
     except (RuntimeError, TypeError, KeyError, IndexError) as error:
         raise InputError(
             f"targets='directed' keeps a pool of inputs, and the batches of one source do not join ({error}); wanted "
             "tensors of one shape in all batches (pad all to one length), or targets='probes'"
         ) from error
-    return columns if isinstance(first, Mapping) else tuple(columns.values())
