@@ -15,10 +15,10 @@ export SCALLA_DATA ?= $(abspath ../shared/data)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast stress lint format bench reproduce docs clean
+.PHONY: help install demo test test-fast stress lint format bench bench-fmnist reproduce docs clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## a virtual environment in .venv: the project, every extra, the development tools, at pinned versions
 
@@ -58,7 +58,10 @@ format: $(STAMP) ## let ruff format and mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(STAMP) ## the FashionMNIST benchmark at reduced length
+bench: $(STAMP) ## time and memory of fits and predictions: JSON, a table and plots (half an hour on one core)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/perf/run.py --out docs/measured/perf $(ARGS)
+
+bench-fmnist: $(STAMP) ## the FashionMNIST benchmark at reduced length
 	$(BIN)/scalla benchmark fmnist --quick
 
 reproduce: $(STAMP) ## every number of the report: both benchmarks in full, then the report (hours)
