@@ -16,7 +16,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from scalla.functional import call, logits_of, make_twin
+from scalla.hidden import recorded
+from scalla.predicting import with_residual
 from scalla.predictive import Prediction, entropy_gram, ood_score
+from scalla.residual import Residual
 from scalla.surrogate import Mirror, Trunk
 from scalla.types import Inputs, Likelihood
 
@@ -56,7 +59,7 @@ class PredictiveGraph(nn.Module):
         super().__init__()
         features = la._fitted_map
         assert features.surrogate is not None
-        parts = nn.ModuleList([features.network.twin, features.surrogate])
+        parts = nn.ModuleList([features.network.twin, features.surrogate, la.residual or nn.Identity()])
         self.parts = make_twin(parts, share=False).cpu().requires_grad_(False)
         self.constants = dict(constants)
         self.likelihood, self.link, self.score = prediction.likelihood, prediction.link, score
@@ -91,14 +94,17 @@ class PredictiveGraph(nn.Module):
     def _prediction(self, x: Inputs) -> Prediction:
         if isinstance(x, Mapping):
             x = {**x, **self.constants}
-        network, surrogate = self.parts.children()
-        outputs = logits_of(call(network, x))
+        network, surrogate, residual = self.parts
+        with recorded() as hidden:
+            outputs = logits_of(call(network, x))
         if isinstance(surrogate, Trunk):
             outputs, shared = outputs[:, : self.num_outputs], outputs[:, self.num_outputs :]
             features = surrogate(shared)
         else:
             features = surrogate(x) if isinstance(surrogate, Mirror) else call(surrogate, x)
         factor = features @ self.factor.to(features)
+        if isinstance(residual, Residual):
+            factor = with_residual(factor, residual(hidden))
         return Prediction(
             outputs.to(features.dtype), factor, self.likelihood, self.link, noise=self.noise, noise_var=self.noise_var
         )

@@ -119,6 +119,7 @@ class ScaLLA(TunablePredictive):
         self.history: list[HistoryEntry] = []
         self.posterior: Posterior | None = None
         self.feature_map: FeatureMap | None = None
+        self.residual = None
         if (
             sigma_noise is not None
             and likelihood == "classification"
@@ -249,6 +250,7 @@ class ScaLLA(TunablePredictive):
             )
             posterior = self._posterior_of(features, sums)
         self.surrogate, self.feature_map, self.posterior, self.history = surrogate, features, posterior, history
+        self.residual = None
         return self
 
     def update(self, loader: Loader, *, progress_bar: bool = False, distributed: Distributed = "auto") -> ScaLLA:
@@ -314,7 +316,9 @@ class ScaLLA(TunablePredictive):
         except (InputError, TypeError, ValueError, RuntimeError) as error:
             raise FileFormatError(f"{path} is not whole: its settings make no ScaLLA ({error})") from error
         assert la.surrogate is not None
-        load_tensors(la.surrogate, tensors, path)
+        load_tensors(la.surrogate, "surrogate.", tensors, path)
+        if la.residual is not None:
+            load_tensors(la.residual, "residual.", tensors, path)
         return la
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], **options: Any) -> None:

@@ -13,9 +13,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from scalla.features import FeatureMap
+from scalla.hidden import recorded
 from scalla.posterior import Posterior
 from scalla.predictive import LINKS, Prediction, closed_form_probs, mean_softmax, ood_score
 from scalla.probes import mix_seed
+from scalla.residual import Residual
 from scalla.types import InputError, Inputs, Likelihood, Link, NotFittedError
 
 
@@ -28,6 +30,7 @@ class LinearizedPredictive(nn.Module):
     enable_backprop: bool
     feature_map: FeatureMap | None
     posterior: Posterior | None
+    residual: Residual | None
 
     def features(self, x: Inputs) -> Float[Tensor, "B C m"]:
         """g(x), in the scale of the kernel: features(x) @ features(x').T ≈ K_NTK(x, x')."""
@@ -36,6 +39,18 @@ class LinearizedPredictive(nn.Module):
     def _outputs_and_features(self, x: Inputs) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B C m"]]:
         with torch.set_grad_enabled(self.enable_backprop and torch.is_grad_enabled()):
             return self._fitted_map(x)
+
+    def _outputs_and_factor(self, x: Inputs) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B C R"]]:
+        """f(x), and A with A Aᵀ = Σ(x): g(x) R, and with a residual √v(x) beside it for each output."""
+        posterior = self._posterior
+        with recorded() as hidden:
+            outputs, features = self._outputs_and_features(x)
+        # In float64: a small prior precision makes the factor large in directions that the data do not see.
+        factor = (features.double() @ posterior.factor).to(features)
+        if self.residual is None:
+            return outputs, factor
+        with torch.set_grad_enabled(self.enable_backprop and torch.is_grad_enabled()):
+            return outputs, with_residual(factor, self.residual(hidden))
 
     def predict(
         self,
@@ -48,12 +63,11 @@ class LinearizedPredictive(nn.Module):
         """Mean, variances, probabilities and scores at x; each is computed when it is read."""
         if link_approx not in LINKS:
             raise InputError(f"got link_approx={link_approx!r}; choose one of {', '.join(LINKS)}")
-        posterior = self._posterior
-        outputs, features = self._outputs_and_features(x)
-        # In float64: a small prior precision makes the factor large in directions that the data do not see.
-        factor = (features.double() @ posterior.factor).to(features)
-        noise = self._draw(self.num_features, n_samples, generator).to(factor) if n_samples else None
-        noise_var = posterior.sigma_noise.reshape(-1).square().to(factor) if self.likelihood == "regression" else None
+        outputs, factor = self._outputs_and_factor(x)
+        noise = self._draw_noise(n_samples, generator).to(factor) if n_samples else None
+        noise_var = (
+            self._posterior.sigma_noise.reshape(-1).square().to(factor) if self.likelihood == "regression" else None
+        )
         return Prediction(outputs, factor, self.likelihood, link_approx, noise=noise, noise_var=noise_var)
 
     def forward(
@@ -144,11 +158,11 @@ class LinearizedPredictive(nn.Module):
         self, n_samples: int = 100, generator: torch.Generator | None = None
     ) -> Callable[[Inputs], Float[Tensor, "S B C"]]:
         """S functions drawn once, to be evaluated on any number of batches: x → (S, B, C)."""
-        weights = self.sample(n_samples, generator)
+        noise = self._draw_noise(n_samples, generator)
 
         def functions(x: Inputs) -> Tensor:
-            outputs, features = self._outputs_and_features(x)
-            return outputs + torch.einsum("bcm,sm->sbc", features, weights.to(features))
+            outputs, factor = self._outputs_and_factor(x)
+            return outputs + torch.einsum("bcr,rs->sbc", factor, noise.to(factor))
 
         return functions
 
@@ -157,13 +171,22 @@ class LinearizedPredictive(nn.Module):
         factor = self._posterior.factor
         return (factor @ self._draw(self.num_features, n_samples, generator).to(factor)).mT
 
-    def _draw(self, rows: int, n_samples: int, generator: torch.Generator | None) -> Float[Tensor, "R S"]:
+    def _draw_noise(self, n_samples: int, generator: torch.Generator | None) -> Float[Tensor, "R S"]:
+        """Standard normal, a row for each column of the factor; those of w are the same with and without a residual."""
+        noise = self._draw(self.num_features, n_samples, generator)
+        if self.residual is None:
+            return noise
+        return torch.cat([noise, self._draw(self.n_outputs, n_samples, generator, stream=106)])
+
+    def _draw(
+        self, rows: int, n_samples: int, generator: torch.Generator | None, *, stream: int = 104
+    ) -> Float[Tensor, "R S"]:
         if not isinstance(n_samples, int) or n_samples < 0:
             raise InputError(f"got n_samples={n_samples!r}; wanted a whole number")
         if generator is not None and not isinstance(generator, torch.Generator):
             raise InputError(f"got a generator of type {type(generator).__name__}; wanted a torch.Generator")
         if generator is None:
-            generator = torch.Generator().manual_seed(mix_seed(self.seed, 104))
+            generator = torch.Generator().manual_seed(mix_seed(self.seed, stream))
         # One row a sample: the first functions are the same however many are asked for. In whole blocks of 16, since
         # randn draws the last ones of any other number anew.
         size = -(-n_samples * rows // 16) * 16
@@ -229,6 +252,11 @@ class LinearizedPredictive(nn.Module):
     def log_det_ratio(self) -> Float[Tensor, ""]:
         """log det(I + H/(Tδ))."""
         return self._posterior.log_det_ratio()
+
+
+def with_residual(factor: Float[Tensor, "B C R"], variance: Float[Tensor, "B C"]) -> Float[Tensor, "B C R+C"]:
+    """[A, diag(√v)], of Σ(x) + diag(v)."""
+    return torch.cat([factor, torch.diag_embed(variance.sqrt().to(factor))], -1)
 
 
 def _mean_probs(samples: Float[Tensor, "S B C"]) -> Float[Tensor, "B C"]:

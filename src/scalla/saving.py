@@ -15,7 +15,9 @@ from scalla.checkpoint import architecture_of, check_architecture, read_file, we
 from scalla.features import FeatureMap
 from scalla.functional import Head, output_features
 from scalla.ggn import GGNSums, empty_sums
+from scalla.hidden import mark
 from scalla.posterior import Posterior
+from scalla.residual import blank, described
 from scalla.training import HistoryEntry
 from scalla.types import FileFormatError, InputError
 
@@ -57,6 +59,7 @@ SETTINGS: dict[str, type | tuple[type, ...]] = {
     "num_data": int,
     "parameters": list,
     "history": list,
+    "residual": (dict, type(None)),
 }
 
 
@@ -83,6 +86,7 @@ def settings_of(la: ScaLLA, posterior: Posterior) -> dict[str, Any]:
         "num_data": posterior.num_data,
         "parameters": sorted(features.params),
         "history": [vars(entry) for entry in la.history],
+        "residual": described(la.residual),
     }
 
 
@@ -90,6 +94,8 @@ def save_posterior(la: ScaLLA, posterior: Posterior, path: str | os.PathLike[str
     """Surrogate and posterior in one file: no pickle, no training data, not the network itself."""
     assert la.surrogate is not None  # a posterior has both
     tensors = {f"surrogate.{k}": t for k, t in la.surrogate.state_dict().items()}
+    if la.residual is not None:
+        tensors |= {f"residual.{k}": t for k, t in la.residual.state_dict().items()}
     tensors |= {"posterior.ggn": posterior.ggn, "posterior.loss": posterior.loss}
     identity = {"architecture": architecture_of(la.model), "weights_sha256": weights_digest(la.model)}
     write_file(path, tensors, {**settings_of(la, posterior), **identity}, kind="posterior")
@@ -112,6 +118,7 @@ def read_posterior(
     if not 0 < meta["feature_scale"] < math.inf or meta["num_data"] < 0:
         raise FileFormatError(f"{path} is not whole: its feature_scale or num_data makes no sense")
     _check_posterior(tensors, meta, path)
+    _check_residual(tensors, meta, model, path)
     if not custom:
         _check_sizes(tensors, meta, model, path)
     known = {name for name, _ in model.named_parameters()}
@@ -136,6 +143,23 @@ def _check_posterior(tensors: Mapping[str, Tensor], meta: Mapping[str, Any], pat
             raise FileFormatError(f"{path} is not whole: {name} is {found}, wanted {torch.float64} of shape {shape}")
         if not bool(torch.isfinite(t).all()):
             raise FileFormatError(f"{path} is not whole: {name} holds NaN or infinite numbers")
+
+
+def _check_residual(tensors: Mapping[str, Tensor], meta: Mapping[str, Any], model: nn.Module, path: object) -> None:
+    """Before anything of these sizes is made: they are those of the tensors, and the layers are the network's."""
+    if meta["residual"] is None:
+        return
+    layers, sizes = meta["residual"].get("layers"), meta["residual"].get("sizes")
+    found = [
+        [*tensors[f"residual.densities.{i}.means"].shape, len(tensors[f"residual.densities.{i}.log_dets"])]
+        for i in range(len(sizes) if isinstance(sizes, list) else 0)
+        if {f"residual.densities.{i}.means", f"residual.densities.{i}.log_dets"} <= set(tensors)
+    ]
+    known = {name for name, _ in model.named_modules()}
+    if not isinstance(layers, list) or not layers or sizes != found or len(layers) != len(found):
+        raise FileFormatError(f"{path} is not whole: its residual is not of the sizes that the file gives")
+    if not all(isinstance(name, str) and name in known for name in layers):
+        raise FileFormatError(f"{path} is not whole: the layers of its residual are not those of this network")
 
 
 def _check_sizes(tensors: Mapping[str, Tensor], meta: Mapping[str, Any], model: nn.Module, path: object) -> None:
@@ -180,21 +204,26 @@ def restore(la: ScaLLA, meta: Mapping[str, Any], sums: GGNSums | None = None) ->
         empty = empty_sums(la.likelihood, features.num_outputs, features.num_features, device)
         sums = GGNSums(empty.ggn, empty.loss, meta["num_data"])
     la.posterior = la._posterior_of(features, GGNSums(sums.ggn.to(device), sums.loss.to(device), sums.num_data))
+    la.residual = None
+    if meta["residual"] is not None:
+        scale = torch.empty(meta["num_outputs"], dtype=features.plain.dtype, device=device)
+        la.residual = blank(meta["residual"], scale)
+        mark(features.network, la.residual.layers)
 
 
-def load_tensors(surrogate: nn.Module, tensors: Mapping[str, Tensor], path: object) -> None:
-    """The surrogate's weights from a file; refused before anything is changed if one does not fit."""
-    stored = {k.removeprefix("surrogate."): t for k, t in tensors.items() if k.startswith("surrogate.")}
-    wanted = {k: (tuple(t.shape), t.dtype) for k, t in surrogate.state_dict().items()}
+def load_tensors(module: nn.Module, prefix: str, tensors: Mapping[str, Tensor], path: object) -> None:
+    """The surrogate's or the residual's tensors from a file; refused before anything is changed if one does not fit."""
+    stored = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+    wanted = {k: (tuple(t.shape), t.dtype) for k, t in module.state_dict().items()}
     found = {k: (tuple(t.shape), t.dtype) for k, t in stored.items()}
     for name in sorted(set(wanted) | set(found)):
         if wanted.get(name) != found.get(name):
             raise FileFormatError(
-                f"{path} does not fit this surrogate: {name!r} is {found.get(name, 'missing')} in the file and "
-                f"{wanted.get(name, 'missing')} in the surrogate. Give network and surrogate in the dtype they were "
+                f"{path} does not fit this {prefix.rstrip('.')}: {name!r} is {found.get(name, 'missing')} in the file "
+                f"and {wanted.get(name, 'missing')} here. Give network and surrogate in the dtype they were "
                 "saved in, and convert them afterwards"
             )
-    surrogate.load_state_dict(stored)
+    module.load_state_dict(stored)
 
 
 def check_same_kind(la: ScaLLA, meta: Mapping[str, Any]) -> None:

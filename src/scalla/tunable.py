@@ -13,8 +13,10 @@ from tqdm.auto import tqdm
 from scalla import tuning
 from scalla.batches import EndlessBatches, inputs_of, labels_of
 from scalla.ggn import check_inputs
+from scalla.hidden import mark
 from scalla.likelihoods import check_labels
 from scalla.predicting import LinearizedPredictive, check_pred_type
+from scalla.residual_fit import fitted_residual
 from scalla.types import InputError, Link, Loader
 
 if TYPE_CHECKING:
@@ -153,6 +155,48 @@ class TunablePredictive(LinearizedPredictive):
             )
         if verbose:
             print(f"prior precision {float(self._prior_precision):.4g}")
+        return self
+
+    def fit_residual(
+        self,
+        train_loader: Loader,
+        val_loader: Loader,
+        *,
+        context: Any = "generated",
+        context_weight: float = 0.01,
+        layers: Sequence[str] | None = None,
+        ridge: float = 0.1,
+        progress_bar: bool = False,
+    ) -> Self:
+        """Add the variance v(x) that the kernel of rank m leaves out where an input is unfamiliar: `scalla.residual`.
+
+        Everything that predicts has it from then on, without a further pass of the network.
+
+        Args:
+            train_loader: the training data (x, y), passed once through the network.
+            val_loader: held-out data (x, y), on which v is calibrated by their likelihood; none of the training data.
+            context: inputs that should be told apart: a loader, dataset, tensor or list of these, best others than
+                those of the fit. "generated" makes them of the training inputs (`scalla.context.default`). With None,
+                and for regression, the held-out likelihood alone decides.
+            context_weight: what uniform labels there weigh against the labels of the held-out data.
+            layers: names of the layers whose inputs tell what is familiar; by default the last convolution and the
+                last three linear layers that are given one vector for each input.
+            ridge: share of the mean variance that is added to each class's covariance.
+            progress_bar: show progress.
+        """
+        residual = fitted_residual(
+            self,
+            train_loader,
+            val_loader,
+            context=context,
+            context_weight=context_weight,
+            layers=layers,
+            ridge=ridge,
+            dict_key_y=self.dict_key_y,
+            progress_bar=progress_bar,
+        )
+        mark(self._fitted_map.network, residual.layers)
+        self.residual = residual
         return self
 
     def _set(self, values: tuning.TunedValues) -> None:
