@@ -210,10 +210,27 @@ def test_the_map_shades_the_score_and_draws_the_border() -> None:
         np.asarray(mesh.get_array()).reshape(9, 9), np.tile(2 * np.exp(2 * up)[:, None], 9), 1e-6
     )
     border = np.concatenate([path.vertices for path in ax.collections[1].get_paths()])
-    assert np.abs(border[:, 0] - 0.5).max() < 1.5 / 8  # within a grid cell
+    np.testing.assert_allclose(border[:, 0], 0.5, atol=1e-6)
     dots = {str(c.get_label()): np.asarray(c.get_offsets()) for c in ax.collections if c.get_label() in ("0", "1")}
     np.testing.assert_array_equal(dots["0"], [[0, 0]])
     np.testing.assert_array_equal(dots["1"], [[1, 2]])
+
+
+def test_each_pair_of_three_classes_has_its_border() -> None:
+    def three(x: Tensor) -> Prediction:  # class 0 left of 0, class 1 below the diagonal on the right, class 2 above it
+        mean = torch.stack(
+            [-x[:, 0], torch.where(x[:, 0] > 0, -x[:, 1], -9.0), torch.where(x[:, 0] > 0, x[:, 1], -9.0)], 1
+        )
+        return Prediction(mean.double(), torch.zeros(len(x), 3, 1, dtype=torch.float64), "classification")
+
+    figure = plots.decision_map(three, [[-1.0, -1.0], [1.0, 1.0]], resolution=41, margin=0.0)
+    borders = [np.concatenate([p.vertices for p in c.get_paths()]) for c in axes(figure).collections[1:4]]
+    step = 2 / 40
+    assert all(np.abs(line[:, 0]).max() <= step for line in borders[:1])  # that of class 0 is x₁ = 0
+    for line in borders[1:]:
+        right = line[line[:, 0] > 2 * step]
+        np.testing.assert_allclose(right[:, 1], 0, atol=1e-6)  # and between the others x₂ = 0
+        assert len(right) > 10
 
 
 def test_a_fitted_method_goes_straight_in() -> None:

@@ -61,7 +61,7 @@ def decision_map(
     if not isinstance(prediction, Prediction):
         raise InputError(f"predict gave {type(prediction).__name__}; wanted a Prediction: pass la.predict")
     shade = ood_score(prediction, score).detach().double().cpu().view(resolution, resolution)
-    classes = _classes(prediction).view(resolution, resolution)
+    leads = _leads(prediction).view(resolution, resolution, -1)
 
     figure, ax = axes_of(ax, width=5.4, height=4.2)
     from matplotlib.colors import LinearSegmentedColormap
@@ -73,11 +73,10 @@ def decision_map(
     bar.set_label(score.replace("_", " "), color=INK, fontsize=10)
     bar.ax.tick_params(labelsize=9, colors=INK)
     bar.outline.set_visible(False)
-    for k in range(int(classes.max()) + 1):
-        region = (classes == k).double()
-        if 0 < float(region.mean()) < 1:
-            ax.contour(across.numpy(), up.numpy(), region.numpy(), [0.5], colors=[INK], linewidths=1)
-    _draw_points(ax, shown, labels, int(classes.max()) + 1)
+    for lead in leads.unbind(-1):
+        if float(lead.min()) < 0 < float(lead.max()):
+            ax.contour(across.numpy(), up.numpy(), lead.numpy(), [0.0], colors=[INK], linewidths=1)
+    _draw_points(ax, shown, labels)
     ax.set_xlim(float(across[0]), float(across[-1]))
     ax.set_ylim(float(up[0]), float(up[-1]))
     labelled(ax, "x₁", "x₂", title)
@@ -91,12 +90,18 @@ def _grid(across: Tensor, up: Tensor) -> Float[Tensor, "G 2"]:
     return torch.stack([columns.flatten(), rows.flatten()], 1)
 
 
-def _classes(prediction: Prediction) -> Tensor:
-    probs = prediction.probs.detach().cpu()
-    return (probs[:, 0] > 0.5).long() if probs.shape[1] == 1 else probs.argmax(1)
+def _leads(prediction: Prediction) -> Float[Tensor, "G K"]:
+    """By how much each class is ahead of the best other one: its border is where that is 0."""
+    probs = prediction.probs.detach().double().cpu()
+    if probs.shape[1] == 1:
+        probs = torch.cat([1 - probs, probs], 1)
+    best, second = probs.topk(2, 1).values.unbind(1)
+    leads = probs - torch.where(probs == best[:, None], second[:, None], best[:, None])
+    # Of two classes both borders are one line.
+    return leads[:, 1:] if probs.shape[1] == 2 else leads
 
 
-def _draw_points(ax: Axes, points: Float[Tensor, "N 2"], labels: Array | None, num_classes: int) -> None:
+def _draw_points(ax: Axes, points: Float[Tensor, "N 2"], labels: Array | None) -> None:
     if labels is None:
         ax.scatter(
             points[:, 0].numpy(),
@@ -108,8 +113,7 @@ def _draw_points(ax: Axes, points: Float[Tensor, "N 2"], labels: Array | None, n
             zorder=3,
         )
         return
-    highest = int(as_finite("labels", labels).max())
-    classes = class_labels(labels, len(points), max(num_classes, highest + 1))
+    classes = class_labels(labels, len(points), 1 + int(as_finite("labels", labels).max()))
     for k in classes.unique().tolist():
         x, y = points[classes == k].T.numpy()
         colour = COLOURS[k % len(COLOURS)]
