@@ -94,7 +94,7 @@ class PredictiveGraph(nn.Module):
     def _prediction(self, x: Inputs) -> Prediction:
         if isinstance(x, Mapping):
             x = {**x, **self.constants}
-        network, surrogate, residual = self.parts
+        network, surrogate, residual = self.parts.children()
         with recorded() as hidden:
             outputs = logits_of(call(network, x))
         if isinstance(surrogate, Trunk):

@@ -24,6 +24,7 @@ from scalla.types import InputError, Inputs, Likelihood, Link, NotFittedError
 class LinearizedPredictive(nn.Module):
     """The predictive side of ScaLLA: reads a feature map and a posterior, changes nothing."""
 
+    model: nn.Module
     likelihood: Likelihood
     num_features: int
     seed: int

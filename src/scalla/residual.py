@@ -47,6 +47,7 @@ class Residual(nn.Module):
         super().__init__()
         self.layers = list(layers)
         self.densities = nn.ModuleList(densities)
+        self.sizes = [[*density.means.shape, len(density.whitening)] for density in densities]
         self.register_buffer("centre", scale.new_zeros(len(self.layers)))
         self.register_buffer("width", scale.new_ones(len(self.layers)))
         self.register_buffer("shape", scale.new_zeros(3))
@@ -140,10 +141,7 @@ def described(residual: Residual | None) -> dict[str, Any] | None:
     """What the tensors of a residual do not say, in JSON."""
     if residual is None:
         return None
-    return {
-        "layers": residual.layers,
-        "sizes": [[*density.means.shape, len(density.whitening)] for density in residual.densities],
-    }
+    return {"layers": residual.layers, "sizes": residual.sizes}
 
 
 def blank(described: Mapping[str, Any], scale: Float[Tensor, " C"]) -> Residual:

@@ -103,6 +103,7 @@ def execute(run: Run, *, data_root: Path | None, cache: Path, progress_bar: bool
         images.train,
         images.context,
         run.seed,
+        validation=images.validation,
         watched=watched[:NUM_WATCHED],
         progress_bar=progress_bar,
     )

@@ -29,6 +29,8 @@ class Problem:
     context: Tensor | None
     seed: int
     likelihood: Literal["classification", "regression"] = "classification"
+    #: held-out training data, where the protocol holds any out
+    validation: tuple[Tensor, Tensor] | None = None
     #: inputs on which a kernel error may be watched while fitting; nothing is chosen by it
     watched: Tensor | None = None
     progress_bar: bool = False
