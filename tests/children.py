@@ -21,7 +21,7 @@ from torch import Tensor
 #: fork of a process that has run nothing yet: as fast as a fork, and no thread's lock is copied
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "scalla"])
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 240.0
 
 
 class Child:
@@ -38,9 +38,9 @@ class Child:
         while (found := self._receive()) != ("report", word):
             assert found[0] == "report", f"the process ended ({found}) before it reported {word!r}"
 
-    def result(self) -> Any:
+    def result(self, *, patience: float = PATIENCE_SECONDS) -> Any:
         """What the function returned, once it has ended; its error as a ChildError."""
-        while (found := self._receive())[0] == "report":
+        while (found := self._receive(patience))[0] == "report":
             pass
         self.process.join()
         if found[0] == "error":
@@ -61,10 +61,10 @@ class Child:
         """Whether it had come to its end before it was killed."""
         return self.process.exitcode != -signal.SIGKILL
 
-    def _receive(self) -> tuple[Any, ...]:
-        if not self.pipe.poll(PATIENCE_SECONDS):
+    def _receive(self, patience: float = PATIENCE_SECONDS) -> tuple[Any, ...]:
+        if not self.pipe.poll(patience):
             self.kill()
-            raise AssertionError(f"the process said nothing for {PATIENCE_SECONDS} seconds: it hangs")
+            raise AssertionError(f"the process said nothing for {patience:g} seconds: it hangs")
         try:
             return self.pipe.recv()
         except EOFError:

@@ -7,6 +7,7 @@
 from scalla.data.digits import Digits, digits, photo_patches
 from scalla.data.idx import read_idx
 from scalla.data.images import ImageData, SourceFile, load
+from scalla.data.npz import read_npz
 from scalla.data.tabular import RegressionTable, Table, Toy1D, regression_table, toy_1d
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "load",
     "photo_patches",
     "read_idx",
+    "read_npz",
     "regression_table",
     "toy_1d",
 ]

@@ -15,6 +15,7 @@ import struct
 import zlib
 from io import BufferedIOBase
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -81,24 +82,30 @@ def _read(
             f"{path}: got a header of {_times(dims)} values, {num_bytes:,} bytes, but the file holds "
             f"{'' if exact else 'at most '}{possible:,}: it is damaged, fetch it again"
         )
+    values = read_values(stream, num_bytes, path, _times(dims))
+    return values.view(dtype).astype(dtype.newbyteorder("="), copy=False).reshape(dims)
+
+
+def read_values(stream: IO[bytes] | BufferedIOBase, num_bytes: int, path: Path, shape: str) -> np.ndarray:
+    """Exactly so many bytes, which must be the last ones; memory is taken for these alone."""
     values = np.empty(num_bytes, dtype=np.uint8)
     filled = 0
     while filled < num_bytes:
         chunk = stream.read(min(CHUNK, num_bytes - filled))
         if not chunk:
             raise FileFormatError(
-                f"{path}: got {filled:,} bytes of values, wanted {num_bytes:,} for {_times(dims)}: "
+                f"{path}: got {filled:,} bytes of values, wanted {num_bytes:,} for {shape}: "
                 "the file ends too early, fetch it again"
             )
         values[filled : filled + len(chunk)] = np.frombuffer(chunk, dtype=np.uint8)
         filled += len(chunk)
-    # One byte more: there must be none; at the end of a gzip stream this also checks its checksum.
+    # One byte more: there must be none; at the end of a compressed stream this also checks its checksum.
     if stream.read(1):
         raise FileFormatError(
-            f"{path}: got more than the {num_bytes:,} bytes of values that {_times(dims)} stand for; "
+            f"{path}: got more than the {num_bytes:,} bytes of values that {shape} stand for; "
             "wanted nothing after them: the file is damaged, fetch it again"
         )
-    return values.view(dtype).astype(dtype.newbyteorder("="), copy=False).reshape(dims)
+    return values
 
 
 def _read_header(stream: BufferedIOBase, path: Path) -> tuple[np.dtype, tuple[int, ...], int]:
