@@ -74,7 +74,7 @@ class Posterior(nn.Module):
         total = torch.einsum("r,rij->ij", self._noise_precision(self.sigma_noise.detach()), self.ggn)
         values, self.eigenvectors = torch.linalg.eigh((total + total.mT) / 2)
         #: eigenvalues of Σ_r H_r/σ_r²
-        self.eigenvalues = _above_rounding(values)
+        self.eigenvalues = self._above_rounding(values)
         self._scale()
 
     def _scale(self) -> None:
@@ -86,6 +86,15 @@ class Posterior(nn.Module):
         if self.likelihood != "regression":
             return torch.ones_like(self.loss)
         return sigma_noise.to(self.loss).reshape(-1).expand(len(self.loss)).square().reciprocal()
+
+    def _above_rounding(self, values: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
+        """λ with what rounding made of zero eigenvalues set to zero.
+
+        The factorisation errs by m units of rounding, a sum of n = NC terms by about √n (twice that is allowed).
+        """
+        units = len(values) + 2 * math.sqrt(self.num_data * self.num_outputs)
+        threshold = units * torch.finfo(values.dtype).eps * values.detach().abs().amax()
+        return torch.where(values > threshold, values, torch.zeros_like(values))
 
     @property
     def delta(self) -> Float[Tensor, ""]:
@@ -119,7 +128,7 @@ class Posterior(nn.Module):
             values = self.eigenvalues
         else:
             total = torch.einsum("r,rij->ij", self._noise_precision(sigma_noise), self.ggn)
-            values = _above_rounding(torch.linalg.eigvalsh((total + total.mT) / 2))
+            values = self._above_rounding(torch.linalg.eigvalsh((total + total.mT) / 2))
         return torch.log1p(values / (self.temperature * delta)).sum()
 
     def scatter(self, prior_precision: Tensor | None = None) -> Float[Tensor, ""]:
@@ -153,10 +162,3 @@ class Posterior(nn.Module):
                 ggn, loss = torch.zeros_like(ggn), torch.zeros_like(loss)
         self.ggn, self.loss, self.num_data = ggn, loss, num_data
         self._diagonalise()
-
-
-def _above_rounding(eigenvalues: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
-    """λ with what rounding made of zero eigenvalues set to zero."""
-    largest = eigenvalues.detach().abs().amax()
-    threshold = largest * len(eigenvalues) * torch.finfo(eigenvalues.dtype).eps
-    return torch.where(eigenvalues > threshold, eigenvalues, torch.zeros_like(eigenvalues))
