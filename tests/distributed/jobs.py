@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -208,3 +209,33 @@ def fit_in_the_first_alone() -> dict[str, Any] | None:
 def fit_and_report(**options: Any) -> dict[str, Any]:
     """A fit that tells the test at which step it is."""
     return fit(**options, at_entry=lambda entry: report(f"step {entry.step}"))
+
+
+def data_parallel(model: nn.Module) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(model)
+
+
+def fully_sharded(model: nn.Module) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
+def accelerated(model: nn.Module) -> nn.Module:
+    return _accelerator().prepare(model)
+
+
+def fit_with_a_prepared_loader() -> dict[str, Any]:
+    x, y = data("classification", 24)
+    prepared = _accelerator().prepare(train_loader("alike", x, y))
+    return summary(ScaLLA(network(), num_features=6).fit(prepared, num_steps=2))
+
+
+def _accelerator() -> Any:
+    from accelerate import Accelerator
+
+    rank, count = rank_and_count()
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "localhost", "MASTER_PORT": 29500}
+    os.environ.update({name: str(value) for name, value in names.items()})  # as torchrun sets them
+    return Accelerator(cpu=True)
