@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import grad, jacrev, vmap
 
+from scalla.baselines.layer_factors import LayerFactors, layer_factors
 from scalla.functional import FrozenNetwork, Params
 
 
@@ -48,6 +49,27 @@ def selected_jacobians(
 
     blocks = vmap(single)(x, outputs).values()
     return torch.cat([block.reshape(len(x), -1) for block in blocks], -1)
+
+
+def factored_jacobians(
+    network: FrozenNetwork, params: Params, x: Float[Tensor, "B ..."], *, out: Tensor | None = None
+) -> list[LayerFactors]:
+    """J(x) by the factors of its layers, or where it has none as one dense factor (with `out` as its memory)."""
+    return layer_factors(network, params, x) or [_as_factor(exact_jacobians(network, params, x, out=out))]
+
+
+def factored_selection(
+    network: FrozenNetwork, params: Params, x: Float[Tensor, "M ..."], outputs: Int[Tensor, " M"]
+) -> list[LayerFactors]:
+    """∂f_{c_m}(x_m)/∂θ likewise, differentiable in x where x asks for gradients."""
+    # Without gradients in x the factors are checked, which one input is enough for.
+    found = layer_factors(network, params, x[:1].detach()) and layer_factors(network, params, x, outputs=outputs)
+    return found or [_as_factor(selected_jacobians(network, params, x, outputs)[:, None])]
+
+
+def _as_factor(jacobians: Float[Tensor, "B C P"]) -> LayerFactors:
+    """δ = J and a = 1."""
+    return LayerFactors("", None, jacobians[..., None], jacobians.new_ones(len(jacobians), 1, 1))
 
 
 def _write(out: Float[Tensor, "*B C P"], tree: Params) -> None:

@@ -6,8 +6,10 @@ from dataclasses import replace
 from typing import Any, Literal, TypeAlias, final
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
+from scalla.baselines.kron_covariance import kron_covariance
 from scalla.baselines.laplace_torch import (
     MAX_JACOBIAN_ELEMENTS,
     as_dataloader,
@@ -18,8 +20,10 @@ from scalla.baselines.laplace_torch import (
     quiet,
     tensor_inputs,
 )
+from scalla.baselines.layer_factors import layer_factors
 from scalla.baselines.minibatch import check_settings
 from scalla.baselines.protocol import function_noise
+from scalla.functional import FrozenNetwork
 from scalla.predictive import Prediction
 from scalla.types import InputError, Inputs, Likelihood, Loader, NotFittedError
 
@@ -123,12 +127,24 @@ class LLA:
         inputs = tensor_inputs(x, posterior.model)
         chunk = max(1, self.max_jacobian_elements // (posterior.n_outputs * posterior.n_params))
         with torch.no_grad(), quiet():
-            moments = [posterior._glm_predictive_distribution(rows) for rows in inputs.split(chunk)]
+            moments = [self._moments(rows) for rows in inputs.split(chunk)]
         mean, cov = (torch.cat(parts) for parts in zip(*moments, strict=True))
         noise = function_noise(mean.shape[-1], n_samples, seed=self.seed, generator=generator, like=mean)
         prediction = Prediction.from_gaussian(mean, cov, noise=noise, likelihood=self.likelihood)
         noise_var = mean.new_tensor([self.sigma_noise**2]) if self.likelihood == "regression" else None
         return replace(prediction, noise_var=noise_var)
+
+    def _moments(self, x: Tensor) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B C C"]]:
+        """laplace-torch's own, or the same in less arithmetic for Kronecker factors over all of a plain network."""
+        posterior = self._fitted()
+        if self.subset == "all" and self.structure == "kron":
+            network = FrozenNetwork(posterior.model)
+            params = {k: p.detach() for k, p in posterior.model.named_parameters()}
+            factors = layer_factors(network, params, x)
+            cov = None if factors is None else kron_covariance(posterior.posterior_precision, params, factors)
+            if cov is not None:
+                return network(x), cov
+        return posterior._glm_predictive_distribution(x)
 
     def _fitted(self) -> Any:
         if self._laplace is None:
