@@ -137,7 +137,7 @@ def _layers_of(network: FrozenNetwork, params: Params) -> dict[str, nn.Linear | 
             type(layer) is not nn.Conv2d or layer.groups != 1 or layer.padding_mode != "zeros"
         ):
             return None
-        layers[name] = layer  # type: ignore[assignment]
+        layers[name] = layer
         names |= {_name(name, part) for part, p in layer.named_parameters() if p is not None}
     return layers if names == set(params) else None
 

@@ -15,7 +15,7 @@ from scalla.report.spread import Interval, paired_difference
 from scalla.report.table import Heading, Line, table
 
 Verdict = Literal["leads", "level", "behind"]
-OURS = ("scalla", "scalla_biased")
+OURS = ("scalla", "scalla_biased", "scalla_residual", "scalla_biased_residual")
 #: what the summary speaks of: (set, or "" for in distribution; title)
 SCORES = ("AUC", "Gaussian AUC", "chosen AUC")
 COSTS = ("µs / prediction", "fit, s")
@@ -60,7 +60,7 @@ def summary_columns(protocol: str) -> list[Column]:
 
 
 def our_rows(rows: Sequence[ReportRow]) -> list[ReportRow]:
-    """ScaLLA unbiased and biased, each in the variant that the charts begin with."""
+    """Our rows, each in the variant that the charts begin with."""
     shown = shown_first(rows)
     return [row for name in OURS for row in rows if row.method == name and row.slug in shown]
 

@@ -24,6 +24,8 @@ COLOURS: dict[str, tuple[str, str]] = {
     "sngp": ("#9a5a35", "#d39a73"),
     "scalla": ("#e07b00", "#ffa63d"),
     "scalla_biased": ("#d0213f", "#ff6b81"),
+    "scalla_residual": ("#a86b00", "#e8b860"),
+    "scalla_biased_residual": ("#8c1450", "#f095c0"),
 }
 GREY = ("#8d8d8d", "#8d8d8d")
 
