@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -165,6 +166,19 @@ def test_adding_and_taking_away_are_sums() -> None:
     found.plus(more, -1)
     assert found.num_data == 20
     torch.testing.assert_close(found.precision, posterior(sums(3), "regression").precision, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+def test_the_order_of_adding_and_taking_away_does_not_matter(order: tuple[int, ...]) -> None:
+    """+b, +c and −a in any order on a posterior of a: that of b and c."""
+    a, b, c = (sums(3, seed=seed, num_data=seed, scale=scale) for seed, scale in ((1, 1.0), (2, 0.1), (3, 10.0)))
+    found = posterior(a, "regression")
+    for step in order:
+        found.plus(*((b, +1), (c, +1), (a, -1))[step])
+    wanted = posterior(GGNSums(b.ggn + c.ggn, b.loss + c.loss, 5), "regression")
+    assert found.num_data == 5
+    torch.testing.assert_close(found.precision, wanted.precision, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(found.log_marginal_likelihood(), wanted.log_marginal_likelihood(), rtol=1e-12, atol=0)
 
 
 def test_taking_all_away_leaves_exactly_nothing() -> None:
