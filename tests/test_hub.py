@@ -240,6 +240,46 @@ def test_a_transformers_network_of_ones_own_class(tmp_path: Path) -> None:
         ScaLLA.from_pretrained(tmp_path)
 
 
+def outside(folder: Path, kind: str) -> None:
+    """A folder of a transformers network that would be led elsewhere, or to a pickle."""
+    weights = folder / "model.safetensors"
+    if kind == "adapter":
+        adapter = {"base_model_name_or_path": str(folder.parent), "peft_type": "LORA"}
+        (folder / "adapter_config.json").write_text(json.dumps(adapter))
+    elif kind == "pickle":
+        torch.save({}, folder / "pytorch_model.bin")
+        weights.unlink()
+    elif kind == "short":
+        weights.write_bytes(weights.read_bytes()[:-40])
+    else:
+        index = {
+            "parent": {"weight_map": {"classifier.weight": "../model.safetensors"}},
+            "absolute": {"weight_map": {"classifier.weight": str(weights)}},
+            "other kind": {"weight_map": {"classifier.weight": "pytorch_model.bin"}},
+            "no map": [1],
+        }[kind]
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("adapter", r"adapter_config\.json, which names a network elsewhere; merge the adapter"),
+        ("pickle", "is damaged or cut short"),
+        ("short", "is damaged or cut short"),
+        ("parent", r"names '\.\./model\.safetensors'; wanted safetensors files of its own folder"),
+        ("absolute", "wanted safetensors files of its own folder"),
+        ("other kind", r"names 'pytorch_model\.bin'; wanted safetensors files"),
+        ("no map", "cannot be read"),
+    ],
+)
+def test_a_folder_leads_nowhere_else(kind: str, message: str, tmp_path: Path) -> None:
+    fitted(CASES["bert"]).save_pretrained(tmp_path)
+    outside(tmp_path, kind)
+    with pytest.raises(FileFormatError, match=message):
+        ScaLLA.from_pretrained(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["utils.import_utils", "AutoTokenizer", "logging", "os", ""])
 def test_a_configuration_cannot_name_anything_but_a_network(name: str, tmp_path: Path) -> None:
     fitted(CASES["mlp"]).save_pretrained(tmp_path)

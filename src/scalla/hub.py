@@ -22,6 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from scalla.calibration import measure
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from scalla.method import ScaLLA
 
 CONFIG, NETWORK, POSTERIOR, CARD = "config.json", "model.safetensors", "scalla.safetensors", "README.md"
+#: what transformers looks for beside them: weights in several files, and an adapter of peft
+INDEX, ADAPTER = "model.safetensors.index.json", "adapter_config.json"
 #: what is fetched of a repository
 PATTERNS = ("*.json", "*.safetensors")
 REPO_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -151,7 +154,12 @@ def read_network(folder: Path, model: nn.Module | None) -> nn.Module:
     if model is not None and not isinstance(model, nn.Module):
         raise InputError(f"got a model of type {type(model).__name__}; wanted a torch.nn.Module")
     if "architectures" in config:
-        return _transformers_class(config, model).from_pretrained(folder)
+        found = _transformers_class(config, model)
+        _check_weights_are_here(folder)
+        try:
+            return found.from_pretrained(folder, use_safetensors=True)  # never its pickles
+        except (SafetensorError, OSError) as error:
+            raise FileFormatError(f"the network in {folder} is damaged or cut short: {error}") from error
     if model is None:
         raise InputError(
             f"{folder} holds the weights of a {config['scalla'].get('network')}, but not its code; give that network, "
@@ -164,6 +172,25 @@ def read_network(folder: Path, model: nn.Module | None) -> nn.Module:
         t.data = t.data.to(tensors[name].dtype)  # load_state_dict keeps the dtype of what it writes to
     network.load_state_dict(tensors)
     return network
+
+
+def _check_weights_are_here(folder: Path) -> None:
+    """transformers follows an adapter to its base network and an index to any path: neither may leave the folder."""
+    if (folder / ADAPTER).exists():
+        raise FileFormatError(
+            f"{folder} holds an {ADAPTER}, which names a network elsewhere; merge the adapter into its network "
+            "(merge_and_unload of peft) before save_pretrained"
+        )
+    index = folder / INDEX
+    if not index.is_file():
+        return
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        raise FileFormatError(f"{index} cannot be read: {error!r}") from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise FileFormatError(f"{index} names {name!r}; wanted safetensors files of its own folder")
 
 
 def _write_network(model: nn.Module, path: Path) -> None:
