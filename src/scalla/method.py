@@ -37,7 +37,7 @@ from scalla.saving import (
 )
 from scalla.training import HistoryEntry, Schedule, Targets, TrainingSettings
 from scalla.tunable import TunablePredictive, check_noise_levels
-from scalla.types import InputError, Inputs, Likelihood, Loader
+from scalla.types import FileFormatError, InputError, Inputs, Likelihood, Loader
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -313,7 +313,7 @@ class ScaLLA(TunablePredictive):
         try:
             la = cls(model, surrogate=surrogate or meta["surrogate"], **{k: meta[k] for k in CONSTRUCTOR_KEYS})
             restore(la, meta, GGNSums(tensors["posterior.ggn"], tensors["posterior.loss"], meta["num_data"]))
-        except (InputError, TypeError, ValueError, RuntimeError) as error:
+        except (InputError, TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise FileFormatError(f"{path} is not whole: its settings make no ScaLLA ({error})") from error
         assert la.surrogate is not None
         load_tensors(la.surrogate, "surrogate.", tensors, path)

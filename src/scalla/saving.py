@@ -108,15 +108,16 @@ def read_posterior(
     tensors, meta = read_file(path, kind="posterior")
     check_architecture(meta.get("architecture"), model, path)
     for name, kind in SETTINGS.items():
-        if not isinstance(meta.get(name), kind):
+        value = meta.get(name)
+        if name not in meta or not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise FileFormatError(f"{path} is not whole: its {name} is {meta.get(name, 'missing')!r}")
     if (meta["surrogate"] == "custom") != custom:
         raise FileFormatError(
             f"{path} was saved with a surrogate of kind {meta['surrogate']!r}; "
             + ("load it without surrogate=..." if custom else "give that module: ScaLLA.load(path, model, surrogate)")
         )
-    if not 0 < meta["feature_scale"] < math.inf or meta["num_data"] < 0:
-        raise FileFormatError(f"{path} is not whole: its feature_scale or num_data makes no sense")
+    if not 0 < meta["feature_scale"] < math.inf or not abs(meta["prior_mean"]) < math.inf or meta["num_data"] < 0:
+        raise FileFormatError(f"{path} is not whole: its feature_scale, prior_mean or num_data makes no sense")
     _check_posterior(tensors, meta, path)
     _check_residual(tensors, meta, model, path)
     if not custom:
