@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 # tests, and what else runs several processes: one thread each
 JOBS   ?= 2
+# where `make docs` writes
+SITE   ?= site
 
 TORCH  := 2.13.0
 BIN    := $(VENV)/bin
@@ -70,7 +72,7 @@ reproduce: $(STAMP) ## every number of the report: both benchmarks in full, then
 	$(BIN)/scalla report
 
 docs: $(STAMP) ## the documentation site, built strictly, into site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir $(SITE)
 
 clean: ## remove what the commands above made, but for .venv and results
 	rm -rf demo_output site build dist htmlcov .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
