@@ -17,6 +17,7 @@ import inspect
 import json
 import logging
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -101,7 +102,7 @@ def export(
         raise InputError(f"the input {sorted(set(names) & set(outputs))} is called as an output is; rename it")
     written = (*outputs[:-1], *PENDING) if graph.pending else outputs
     shapes = _shapes(example, names, dynamic_axes)
-    program = _traced(graph, example, shapes)
+    program, shapes = _traced(graph, example, shapes)
     with _quiet(), switched(ORDINARY):
         found = torch.onnx.export(
             program,
@@ -135,7 +136,7 @@ def export_program(
 ) -> ExportedProgram:
     """The same as a torch.export.ExportedProgram: `program.module()(x)` gives the outputs by name."""
     graph, example, names = _graph(la, example_input, score, link_approx, n_samples, dynamic_axes, pending=False)
-    return _traced(graph, example, _shapes(example, names, dynamic_axes))
+    return _traced(graph, example, _shapes(example, names, dynamic_axes))[0]
 
 
 def _graph(
@@ -191,16 +192,32 @@ def _shapes(example: Inputs, names: Sequence[str], dynamic_axes: DynamicAxes | N
     return (dict(zip(names, shapes, strict=True)) if isinstance(example, Mapping) else tuple(shapes),)
 
 
-def _traced(graph: PredictiveGraph, example: Inputs, shapes: tuple[Any]) -> ExportedProgram:
+def _traced(graph: PredictiveGraph, example: Inputs, shapes: tuple[Any]) -> tuple[ExportedProgram, Any]:
+    """The program, and the shapes within the bounds that the network itself sets (as many positions as it knows)."""
     try:
         with _quiet(), switched(ORDINARY), torch.no_grad():
-            return torch.export.export(graph, (example,), dynamic_shapes=shapes)
+            try:
+                return torch.export.export(graph, (example,), dynamic_shapes=shapes), shapes
+            except torch._dynamo.exc.UserError as error:
+                bounded = _bounded(str(error), shapes)
+                if bounded is None:
+                    raise
+                return torch.export.export(graph, (example,), dynamic_shapes=bounded), bounded
     except Exception as error:
         reason = str(error).strip().split("\n")[0][:300]
         raise UnsupportedModuleError(
             f"torch.export could not trace the prediction ({type(error).__name__}: {reason}). A network whose forward "
             "branches on values, or fixes the batch size, has to be rewritten before it can be exported"
         ) from error
+
+
+def _bounded(message: str, shapes: tuple[Any]) -> Any:
+    """The shapes with the ranges that torch.export suggests, where these are all that it asks for."""
+    asked = [line.strip() for line in message.partition("Suggested fixes:")[2].strip().split("\n\n")[0].splitlines()]
+    if not asked or any(re.fullmatch(r"\w+ = Dim\('\w+', .*\)", line) is None for line in asked):
+        return None
+    fixes = "\n".join(["Suggested fixes:", *asked])
+    return torch.export.dynamic_shapes.refine_dynamic_shapes_from_suggested_fixes(fixes, shapes)
 
 
 @contextlib.contextmanager
