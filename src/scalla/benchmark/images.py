@@ -44,7 +44,7 @@ class Sizes:
 def sizes_of(protocol: str, *, quick: bool) -> Sizes:
     tuned = protocol == "tuned"
     shares = (0.1, 0.2) if tuned else (0.0, 0.0)
-    return Sizes(4000, 400, 1000, *shares) if quick else Sizes(None, None, None, *shares)
+    return Sizes(2000, 200, 500, *shares) if quick else Sizes(None, None, None, *shares)
 
 
 @dataclass(frozen=True, eq=False)
