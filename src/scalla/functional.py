@@ -122,11 +122,14 @@ class Tap(nn.Module):
 
 
 def replace_module(root: nn.Module, name: str, new: nn.Module) -> nn.Module:
-    """`root` with its submodule `name` replaced; `new` itself where the name is that of the root."""
+    """`root` with its submodule `name` replaced, under all its names; `new` itself where it is the root."""
     if not name:
         return new
-    parent, _, leaf = name.rpartition(".")
-    setattr(root.get_submodule(parent), leaf, new)
+    old = root.get_submodule(name)
+    for parent in list(root.modules()):
+        for leaf, child in list(parent._modules.items()):  # `named_children` leaves second names out
+            if child is old:
+                setattr(parent, leaf, new)
     return root
 
 
