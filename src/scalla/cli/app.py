@@ -7,8 +7,13 @@ from typing import Annotated
 import typer
 
 from scalla import __version__
+from scalla.cli.benchmark import benchmark, report
 from scalla.cli.console import out
 from scalla.cli.demo import demo
+from scalla.cli.export import export
+from scalla.cli.fit import fit
+from scalla.cli.info import info
+from scalla.cli.predict import predict
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,7 +35,17 @@ def scalla(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
-    """Calibrated probabilities, error bars and out-of-distribution scores for networks that are already trained."""
+    """Calibrated probabilities, error bars and out-of-distribution scores for networks that are already trained.
+
+    Begin with [bold]scalla demo[/]. For a network of your own: [bold]fit[/], then [bold]predict[/] or
+    [bold]export[/].
+
+    Exit codes: 0 done, 1 a run failed, 2 wrong input (one line says what),
+    130 interrupted.
+    """
 
 
-app.command()(demo)
+for command in (demo, fit, predict, export, info):
+    app.command()(command)
+for command in (benchmark, report):
+    app.command(rich_help_panel="The published comparison")(command)

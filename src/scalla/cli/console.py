@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from scalla.types import FileFormatError, InputError, ScallaError
@@ -36,7 +38,11 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return command(*args, **kwargs)
+            with warnings.catch_warnings():
+                warnings.showwarning = lambda message, *_, **__: err().print(
+                    f"[yellow]warning:[/] {_one_line(message)}", soft_wrap=True
+                )
+                return command(*args, **kwargs)
         except (InputError, FileFormatError, ImportError) as error:
             fail(error, WRONG_INPUT)
         except BrokenPipeError:
@@ -51,8 +57,7 @@ def guarded(command: Callable[P, R]) -> Callable[P, R]:
 
 
 def fail(error: BaseException | str, code: int) -> NoReturn:
-    text = " ".join(str(error).split())
-    err().print(f"[bold red]error:[/] {_plain(text)}", soft_wrap=True)
+    err().print(f"[bold red]error:[/] {_one_line(error)}", soft_wrap=True)
     raise typer.Exit(code)
 
 
@@ -86,6 +91,6 @@ def progress(*, counts: bool = False, hidden: bool = False) -> Iterator[Progress
         yield bars
 
 
-def _plain(text: str) -> str:
-    """Brackets of a message are no markup."""
-    return text.replace("[", r"\[")
+def _one_line(message: object) -> str:
+    """On one line, and brackets are no markup."""
+    return escape(" ".join(str(message).split()))

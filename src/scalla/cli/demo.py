@@ -26,8 +26,9 @@ def demo(
 ) -> None:
     """Digits against photographs: a network, three ways to say how sure it is, in less than a minute.
 
-    A small network learns to read scikit-learn's digits. Then it is shown patches of a photograph, which it must take
-    for digits, too. The table says how well each method tells the two apart; the page shows it.
+    A small network learns to read scikit-learn's digits. Then it is shown
+    patches of a photograph, which it must take for digits, too. The table says
+    how well each method tells the two apart; the page shows it.
 
     [dim]$[/] scalla demo
     """
