@@ -278,18 +278,19 @@ def test_damaged_residual_is_refused(network: nn.Module, tmp_path: Path) -> None
             ScaLLA.load(path, network)
 
 
-def test_exported(network: nn.Module, tmp_path: Path) -> None:
+@pytest.mark.parametrize("surrogate", ["mirror", "trunk"])
+def test_exported(tmp_path: Path, surrogate: str) -> None:
     """`export` compares ONNX Runtime with PyTorch's own prediction itself."""
     pytest.importorskip("onnxruntime")
-    network32 = mlp(3, width=8)
-    x, y = blobs(200, 0)
-    la = ScaLLA(network32, num_features=4).fit(loader(x.float(), y), num_steps=5)
-    la.fit_residual(loader(x.float(), y), loader(*(t.float() if t.is_floating_point() else t for t in blobs(80, 1))))
-    exported = la.export(tmp_path / "la.onnx", x[:5].float())
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
+    x, y = torch.rand(90, 1, 6, 6), torch.randint(3, (90,))
+    la = ScaLLA(net, num_features=4, surrogate=surrogate).fit(loader(x, y), num_steps=5)
+    la.fit_residual(loader(x, y), loader(x.flip(-1), y))
+    exported = la.export(tmp_path / "la.onnx", x[:5])
     assert exported.max_difference is not None
     assert exported.max_difference < 1e-4
-    program = la.export_program(x[:5].float())
-    torch.testing.assert_close(program.module()(x[:7].float())["probs"], la(x[:7].float()))
+    program = la.export_program(x[:5])
+    torch.testing.assert_close(program.module()(x[:7])["probs"], la(x[:7]))
 
 
 def test_a_new_fit_drops_it(network: nn.Module) -> None:
