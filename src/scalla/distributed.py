@@ -22,11 +22,11 @@ from typing import Any, Literal, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DistributedSampler
 
 from scalla.functional import batch_size, first_rows, map_tensors, tensors_of
 from scalla.ggn import GGNSums
 from scalla.types import InputError, Inputs, Loader, ProcessError
+from scalla.wrapped import distributed_sampler
 
 #: "auto": together if a process group is initialised; "shards": and every loader holds its own process's share
 Distributed: TypeAlias = Literal["auto", "shards"] | bool
@@ -73,7 +73,7 @@ class Processes:
                 f"got a {type(loader).__name__} that Accelerate prepared: it repeats inputs to fill its batches, which "
                 "the precision would count twice; give the loader as it was before accelerator.prepare(...)"
             )
-        return self.shards or _distributed_sampler(loader) is not None
+        return self.shards or distributed_sampler(loader) is not None
 
     def shares_of_a_batch(self, loader: Loader) -> int:
         """How many of its batches make a step's, where contexts are shared out by rows."""
@@ -256,42 +256,15 @@ class Processes:
 ALONE = Processes()
 
 
-def without_padding(batches: Iterator[tuple[Inputs, Any]], loader: Loader) -> Iterator[tuple[Inputs, Any]]:
-    """One epoch (x, y) of a loader, without the inputs that its DistributedSampler repeats to make shares equal."""
-    sampler = _distributed_sampler(loader)
-    if sampler is None:
-        yield from batches
-        return
-    left = len(range(sampler.rank, len(sampler.dataset), sampler.num_replicas))  # type: ignore[arg-type]
-    for x, y in batches:
-        size = batch_size(x)
-        if left >= size:
-            yield x, y
-        elif left > 0:
-            yield first_rows(x, left), y[:left]
-        left -= size
-
-
-def plain_network(model: nn.Module) -> nn.Module:
-    """The network inside a data-parallel wrapper; wrappers that hold pieces of its weights are refused."""
-    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-        return plain_network(model.module)
-    kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
-    if kinds & {"FullyShardedDataParallel", "FSDPModule"} or any(
-        type(p).__name__ == "DTensor" for p in model.parameters()
-    ):
-        raise InputError(
-            "got a network whose weights are sharded (FSDP): Jacobian-vector products need them whole. Load the full "
-            "weights into a plain network: plain.load_state_dict(torch.distributed.checkpoint.state_dict."
-            "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)))"
-        )
-    return model
+def rank_under_torchrun() -> tuple[int, int]:
+    """Number of this process and how many there are, as torchrun says; (0, 1) without it."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 @contextlib.contextmanager
 def process_group() -> Iterator[None]:
     """In a script that torchrun started, the group of its processes; otherwise nothing."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
+    if rank_under_torchrun()[1] == 1 or dist.is_initialized():
         yield
         return
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
@@ -299,12 +272,6 @@ def process_group() -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
-
-
-def _distributed_sampler(loader: Loader) -> DistributedSampler[Any] | None:
-    owners = [loader, getattr(loader, "batch_sampler", None)]
-    samplers = [getattr(owner, "sampler", None) for owner in owners]
-    return next((s for s in samplers if isinstance(s, DistributedSampler)), None)
 
 
 def _collective(operation: Any, *arguments: Any) -> None:

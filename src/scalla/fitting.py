@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 
 from scalla.batches import EndlessBatches, GroupedBatches, context_loaders, inputs_of, labels_of
 from scalla.checkpoint import weights_digest
-from scalla.distributed import ALONE, Processes, without_padding
+from scalla.distributed import ALONE, Processes
 from scalla.features import FeatureMap
 from scalla.functional import batch_size, first_rows, tensors_of
 from scalla.ggn import GGNSums, accumulate_ggn, check_inputs, empty_sums
@@ -33,6 +33,7 @@ from scalla.training import (
     train_surrogate,
 )
 from scalla.types import InputError, Inputs, Likelihood, Loader
+from scalla.wrapped import without_padding
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from scalla import export as exporting
 from scalla import hub
 from scalla.batches import EndlessBatches
-from scalla.distributed import Distributed, Processes, plain_network
+from scalla.distributed import Distributed, Processes
 from scalla.features import FeatureMap, undone_on_error
 from scalla.fitting import FitData, run_fit, sum_ggn
 from scalla.functional import ParameterFilter, batch_size
@@ -38,6 +38,7 @@ from scalla.saving import (
 from scalla.training import HistoryEntry, Schedule, Targets, TrainingSettings
 from scalla.tunable import TunablePredictive, check_noise_levels
 from scalla.types import FileFormatError, InputError, Inputs, Likelihood, Loader
+from scalla.wrapped import plain_network
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

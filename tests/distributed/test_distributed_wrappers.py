@@ -15,7 +15,10 @@ from torch import nn
 
 from children import ChildError, assert_same, on_ranks
 from scalla import InputError, ScaLLA
-from scalla.distributed import plain_network, process_group
+from scalla.benchmark import regression
+from scalla.benchmark.runner import share_of
+from scalla.distributed import process_group, rank_under_torchrun
+from scalla.wrapped import plain_network
 
 
 @pytest.mark.parametrize("wrap", [jobs.data_parallel, jobs.accelerated])
@@ -49,6 +52,18 @@ def test_without_a_group_a_fit_is_alone_or_an_error() -> None:
     assert plain_network(nn.DataParallel(model)) is model
     with process_group():  # not started by torchrun: nothing happens
         assert ScaLLA(model, num_features=6).fit(loader, num_steps=1, distributed=False).n_data == 12
+
+
+def test_torchrun_shares_out_a_benchmark_by_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every run is somebody's, none is two processes', and a seed's rows stay with its network."""
+    assert rank_under_torchrun() == (0, 1)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert rank_under_torchrun() == (1, 3)
+    runs = regression.plan(["map", "scalla"], [1, 2, 5, 7])
+    shares = [share_of(runs, rank, 3) for rank in range(3)]
+    assert sorted(run.name for share in shares for run in share) == sorted(run.name for run in runs)
+    assert [sorted({run.seed for run in share}) for share in shares] == [[1, 7], [2], [5]]
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from scalla.benchmark import environment
 from scalla.benchmark.fmnist import NETWORK
 from scalla.benchmark.records import SCHEMA_VERSION, Run, without_paths, write_json
 from scalla.benchmark.tasks import TASKS
+from scalla.distributed import rank_under_torchrun
 from scalla.types import InputError
 
 
@@ -54,7 +55,7 @@ def run_benchmark(
     timeout: float | None = None,
     progress_bar: bool = True,
 ) -> Summary:
-    """Run what is not done yet.
+    """Run what is not done yet; under torchrun, each process the seeds that are its own.
 
     Args:
         task: "fmnist" (the published table) or "regression".
@@ -81,6 +82,8 @@ def run_benchmark(
     runs = module.plan(
         methods, seeds, protocols or module.PROTOCOLS, quick=quick, data_root=root, network_seed=network_seed
     )
+    rank, count = rank_under_torchrun()
+    runs = share_of(runs, rank, count)
     out, cache = Path(out), Path(cache)
     done: list[str] = []
     skipped: list[str] = []
@@ -94,7 +97,9 @@ def run_benchmark(
         else:
             todo.append(run)
     children = Children(out, cache, root, threads, timeout)
-    with tqdm(total=len(runs), initial=len(runs) - len(todo), disable=not progress_bar, desc=task, unit="run") as bar:
+    with tqdm(
+        total=len(runs), initial=len(runs) - len(todo), disable=not progress_bar or rank > 0, desc=task, unit="run"
+    ) as bar:
         # The networks are there before the rows that need them.
         for stage in ([r for r in todo if r.method == NETWORK], [r for r in todo if r.method != NETWORK]):
             for run, ok in children.run_all(stage, jobs, bar):
@@ -103,6 +108,12 @@ def run_benchmark(
                 if not ok:
                     bar.write(f"failed: {run.label}: {children.error_of(run)}", file=sys.stderr)
     return Summary(tuple(done), tuple(skipped), tuple(failed))
+
+
+def share_of(runs: Sequence[Run], rank: int, count: int) -> list[Run]:
+    """The runs of one of several processes: whole seeds, since the rows of a seed need its network."""
+    seeds = sorted({run.seed for run in runs})
+    return [run for run in runs if seeds.index(run.seed) % count == rank]
 
 
 class Children:
