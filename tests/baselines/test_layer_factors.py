@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
+from scalla.baselines.ella import ELLA
 from scalla.baselines.jacobians import exact_jacobians, factored_jacobians, factored_selection
-from scalla.baselines.layer_factors import kernel_between, kernel_within, layer_factors
+from scalla.baselines.laplace_torch import quiet
+from scalla.baselines.layer_factors import kernel_between, kernel_within, layer_factors, products_with
 from scalla.functional import FrozenNetwork, Params
 
 
@@ -134,6 +137,30 @@ def test_products_equal_those_of_the_jacobian(make) -> None:
     torch.testing.assert_close(kernel_between(factors, rows)[..., 0], between, rtol=1e-9, atol=1e-11)
     within = torch.einsum("bcp,bdp->bcd", jacobians, jacobians)
     torch.testing.assert_close(kernel_within(factors), within, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("make", FACTORED)
+def test_products_with_directions(make) -> None:
+    network, params, x = made(make)
+    directions = {name: torch.randn(p.numel(), 6, dtype=torch.float64) for name, p in params.items()}
+    factors = layer_factors(network, params, x)
+    assert factors is not None
+    expected = backward_loop(network, params, x) @ torch.cat([*directions.values()])
+    torch.testing.assert_close(products_with(factors, directions), expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", FACTORED)
+def test_features_of_ella_are_laplace_torchs(make) -> None:
+    network, _, x = made(make)
+    inputs = torch.randn(12, *x.shape[1:], dtype=torch.float64)
+    loader = DataLoader(TensorDataset(inputs, torch.arange(12) % 3), batch_size=6)
+    method = ELLA(network.twin, num_points=10, num_features=4).fit(loader)
+    posterior = method._laplace
+    found, mean = posterior._features(x)
+    with quiet():
+        expected, expected_mean = type(posterior)._features(posterior, x)
+    torch.testing.assert_close(mean, expected_mean, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(found, expected.detach(), rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("make", [convolutions, Sequence])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, final
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from scalla.baselines.laplace_torch import (
     MAX_JACOBIAN_ELEMENTS,
@@ -17,8 +19,10 @@ from scalla.baselines.laplace_torch import (
     quiet,
     tensor_inputs,
 )
+from scalla.baselines.layer_factors import layer_factors, products_with
 from scalla.baselines.minibatch import check_settings
 from scalla.baselines.protocol import function_noise
+from scalla.functional import FrozenNetwork
 from scalla.predictive import Prediction
 from scalla.types import InputError, Inputs, Likelihood, Loader, NotFittedError
 
@@ -87,6 +91,7 @@ class ELLA:
             backend=per_example_backend(),
             seed=self.seed,
         )
+        posterior._features = features_by_factors(posterior)
         with quiet(self.seed):
             posterior.fit(loader, balanced=self.balanced, progress_bar=progress_bar)
         self._laplace = posterior
@@ -115,3 +120,19 @@ class ELLA:
             noise=function_noise(factor.shape[-1], n_samples, seed=self.seed, generator=generator, like=mean),
             noise_var=mean.new_tensor([self.sigma_noise**2]) if self.likelihood == "regression" else None,
         )
+
+
+def features_by_factors(posterior: Any) -> Callable[[Tensor], tuple[Float[Tensor, "B C K"], Float[Tensor, "B C"]]]:
+    """ψ(x) and f(x) from the factors of the layers, where the network has them: C passes in place of K."""
+    theirs = posterior._features
+    network = FrozenNetwork(posterior.model)
+    params = {name: p.detach() for name, p in posterior.model.named_parameters()}
+
+    def features(x: Tensor) -> tuple[Float[Tensor, "B C K"], Float[Tensor, "B C"]]:
+        factors = layer_factors(network, params, x)
+        if factors is None:
+            return theirs(x)
+        blocks = posterior.dual_directions.split([p.numel() for p in params.values()])
+        return products_with(factors, dict(zip(params, blocks, strict=True))), network(x)
+
+    return features

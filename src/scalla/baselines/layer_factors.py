@@ -126,6 +126,23 @@ def kernel_within(factors: Sequence[LayerFactors]) -> Float[Tensor, "B C C"]:
     return total
 
 
+def products_with(factors: Sequence[LayerFactors], directions: Params) -> Float[Tensor, "B C K"]:
+    """J(x) V for K directions, given as (p, K) by the name of the weights."""
+    total: Tensor | None = None
+    for f in factors:
+        columns = directions[f.weight]
+        if f.right.shape[-1] == 1:
+            inputs = f.right[..., 0] @ columns.unflatten(0, (f.left.shape[2], -1)).transpose(0, 1).flatten(1)
+            found = f.left[..., 0] @ inputs.unflatten(1, (f.left.shape[2], -1))
+        else:
+            found = f.weight_block() @ columns
+        if f.bias is not None:
+            found = found + f.bias_block() @ directions[f.bias]
+        total = found if total is None else total + found
+    assert total is not None
+    return total
+
+
 def _layers_of(network: FrozenNetwork, params: Params) -> dict[str, nn.Linear | nn.Conv2d] | None:
     """The layers that hold `params`, by name, if they hold nothing else and are of the two kinds."""
     holders = dict.fromkeys(name.rpartition(".")[0] for name in params)

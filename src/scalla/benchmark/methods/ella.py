@@ -34,5 +34,6 @@ ROWS = (
         trials=tuple({"prior_precision": d} for d in (0.01, 0.1, 1.0, 10.0, 100.0, 1e3)),
         after_fit=frozenset({"prior_precision"}),
         reconfigure=reconfigure,
+        note="the features of laplace-torch by C backward passes and their factors, in place of K forward-mode ones",
     ),
 )
