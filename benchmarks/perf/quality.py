@@ -28,7 +28,7 @@ from scalla.functional import FrozenNetwork
 from scalla.jvp import JacobianProduct
 from scalla.kernel_error import exact_kernel, kernel_error
 from scalla.probes import mix_seed
-from scalla.targets import directed_targets, gather_pool
+from scalla.targets import DirectedTargets, directed_targets, gather_pool
 from scalla.training import HistoryEntry, TrainingSettings, TrainingState, estimate_target_scale, train_surrogate
 
 NUM_FEATURES = 100
@@ -80,8 +80,19 @@ class Setting:
         return Setting(network.model, (x[:-num], y[:-num]), context[:-num], held, kernel)
 
 
-def measure(recipe: Recipe, setting: Setting, *, max_seconds: float, progress: Callable[[str], None]) -> dict[str, Any]:
-    """The curve of (seconds of the processor, JVP'd inputs, error), and when it passed each factor of the floor."""
+def measure(
+    recipe: Recipe,
+    setting: Setting,
+    *,
+    max_seconds: float,
+    num_landmarks: int,
+    pools: dict[int, tuple[DirectedTargets, float]],
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """The curve of (seconds of the processor, JVP'd inputs, error), and when it passed each factor of the floor.
+
+    `pools`: targets that an earlier recipe made of the same inputs, with the seconds that they cost, counted again.
+    """
     began = now().cpu
     train = EndlessBatches(TensorBatches(*setting.train, recipe.batch, shuffle=True), seed=mix_seed(0, 101))
     context = TensorBatches(
@@ -101,18 +112,23 @@ def measure(recipe: Recipe, setting: Setting, *, max_seconds: float, progress: C
     product = JacobianProduct(features.plain, features.params, blocks[0])
     scale = estimate_target_scale(blocks, product, recipe.settings)
     settings, jvp_inputs, directed = recipe.settings, 0, None
+    spent = now().cpu - began
     if settings.targets == "directed":
         pool = gather_pool(batches, settings.pool_size)
-        directed = directed_targets(product, pool, NUM_FEATURES, bias=False)
+        if settings.pool_size not in pools:
+            began = now().cpu
+            found = directed_targets(product, pool, NUM_FEATURES, bias=False, num_landmarks=num_landmarks)
+            pools[settings.pool_size] = found, now().cpu - began
+        directed, spent_on_pool = pools[settings.pool_size]
+        spent += spent_on_pool
         # q directions of every input, and the sketch of the landmarks
-        jvp_inputs = round(1.25 * NUM_FEATURES + 4) * (sum(len(t) for t in directed.targets) + 400)
-        progress(f"{recipe.name}: pool after {now().cpu - began:.0f} s")
-    spent_on_pool = now().cpu - began
+        jvp_inputs = round(1.25 * NUM_FEATURES + 4) * (sum(len(t) for t in directed.targets) + num_landmarks)
+        progress(f"{recipe.name}: pool after {spent:.0f} s")
     curve: list[dict[str, float]] = []
     floor = kernel_error(setting.kernel.new_zeros(len(setting.held), 10, NUM_FEATURES), setting.kernel).floor
     norm = setting.kernel.norm()
     not_counted = 0.0
-    began = now().cpu - spent_on_pool
+    began = now().cpu - spent
 
     def note(entry: HistoryEntry) -> bool:
         nonlocal not_counted
@@ -148,6 +164,7 @@ def measure(recipe: Recipe, setting: Setting, *, max_seconds: float, progress: C
     return {
         "recipe": recipe.name,
         "settings": asdict(settings),
+        "num_landmarks": num_landmarks if directed is not None else None,
         "surrogate": recipe.surrogate,
         "floor": floor,
         "curve": curve,

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import class_rank
 import matching
 import memory
 import prediction
@@ -31,7 +32,7 @@ from table import tables
 from scalla.benchmark import environment
 from scalla.benchmark.records import write_json
 
-PARTS = ("step", "matching", "prediction", "memory", "scaling", "quality")
+PARTS = ("step", "matching", "prediction", "memory", "scaling", "classes", "quality")
 KINDS = ("mirror", "trunk")
 
 
@@ -39,8 +40,9 @@ def rows_of(part: str, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The measurements of one part, one by one."""
     quick, repeats = given.quick, 1 if given.quick else given.repeats
     small, large = (QUICK[:1], QUICK[1:]) if quick else ((FMNIST,), LARGE)
+    chosen = [c for c in (*small, *(() if quick else CLASSES), *large) if c.name in (given.networks or [c.name])]
     if part == "step":
-        for case in (*small, *(() if quick else CLASSES), *large):
+        for case in chosen:
             for kind in KINDS:
                 fast = case not in large
                 yield step.measure(
@@ -59,16 +61,28 @@ def rows_of(part: str, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
             small[0], num_inputs=sizes[0], num_slow=sizes[1], num_features=5 if quick else 100, repeats=min(repeats, 3)
         )
     elif part == "memory":
-        for case in (*small, *large):
+        for case in [c for c in chosen if c not in CLASSES]:
             yield memory.measure(case, "mirror")
     elif part == "scaling":
         yield from scaling.measure(quick=quick, repeats=repeats, progress=print_now)
+    elif part == "classes":
+        yield from class_rank.measure(quick=quick)
     elif part == "quality":
         setting = quality.Setting.load(given.cache, given.data, quick=quick)
-        found = []
+        found, pools = [], {}
         for recipe in quality.recipes(steps=given.steps, pool_size=given.pool_size):
-            found.append(quality.measure(recipe, setting, max_seconds=60 * given.minutes, progress=print_now))
-            yield found[-1]
+            if given.recipes and recipe.name not in given.recipes:
+                continue
+            row = quality.measure(
+                recipe,
+                setting,
+                max_seconds=60 * given.minutes,
+                num_landmarks=given.landmarks,
+                pools=pools,
+                progress=print_now,
+            )
+            found.append(row)
+            yield row
         yield from quality.compared(found)
 
 
@@ -77,11 +91,13 @@ def print_now(text: str) -> None:
 
 
 def run(part: str, given: argparse.Namespace, write: Callable[[Path, dict[str, Any]], object] = write_json) -> None:
-    rows = []
+    path = given.out / f"{part}.json"
+    before = json.loads(path.read_text())["rows"] if given.networks and path.is_file() else []
+    rows = [row for row in before if row.get("network") not in given.networks]
     for row in rows_of(part, given):
         rows.append(row)
         about = {"versions": environment.versions(), "hardware": environment.hardware(), "quick": given.quick}
-        write(given.out / f"{part}.json", {"part": part, "rows": rows, **about})
+        write(path, {"part": part, "rows": rows, **about})
         print_now(f"{part}: {json.dumps({k: v for k, v in row.items() if k not in ('curve', 'settings')})}")
 
 
@@ -89,9 +105,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the JSON files, the table and the plots")
     parser.add_argument("--parts", nargs="+", choices=PARTS, help="default: all but quality; with --quick those too")
+    parser.add_argument("--networks", nargs="+", help="step and memory of these alone; other rows of a file stay")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=2500, help="training steps of the recipes of `quality`")
     parser.add_argument("--pool-size", type=int, default=5000, help="pool of its directed recipes")
+    parser.add_argument("--landmarks", type=int, default=400, help="landmarks of that pool")
+    parser.add_argument("--recipes", nargs="+", help="recipes of `quality`; default: all")
     parser.add_argument("--minutes", type=float, default=60, help="the most that one of its recipes may take")
     parser.add_argument("--cache", type=Path, default=Path("runs"), help="folder of the trained network")
     parser.add_argument("--data", type=Path, help="folder of the image data")

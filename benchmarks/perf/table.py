@@ -91,6 +91,24 @@ def _memory(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+def _classes(rows: Sequence[Mapping[str, Any]]) -> str:
+    return _markdown(
+        f"Features factored over {rows[0]['classes']} classes, m = {rows[0]['num_features']}",
+        ("surrogate", "class_rank", "weights", "kernel error", "floor of rank m", "fit, s"),
+        (
+            (
+                r["surrogate"],
+                r["class_rank"] if r["class_rank"] < r["classes"] else f"{r['class_rank']} (dense)",
+                f"{r['weights'] / 1e3:.0f} k",
+                f"{r['error']:.3f}",
+                f"{r['floor']:.3f}",
+                f"{r['seconds']:.0f}",
+            )
+            for r in rows
+        ),
+    )
+
+
 def _scaling(rows: Sequence[Mapping[str, Any]]) -> str:
     return _markdown(
         "How the seconds grow",
@@ -150,6 +168,7 @@ _TABLES = {
     "prediction": _prediction,
     "memory": _memory,
     "quality": _quality,
+    "classes": _classes,
     "scaling": _scaling,
     "matching": _matching,
 }

@@ -59,7 +59,7 @@ def test_a_step_and_its_floor_do_the_same_work(perf: Any) -> None:
 @pytest.mark.slow
 def test_quick_run_writes_measurements_table_and_plots(tmp_path: Path) -> None:
     command = [sys.executable, str(PERF / "run.py"), "--out", str(tmp_path), "--quick"]
-    parts = ["step", "matching", "prediction", "scaling"]
+    parts = ["step", "matching", "prediction", "scaling", "classes"]
     done = subprocess.run([*command, "--parts", *parts], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     found = {part: json.loads((tmp_path / f"{part}.json").read_text()) for part in parts}
