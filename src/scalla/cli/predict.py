@@ -59,12 +59,12 @@ def predict(
     with _opened(file) as stream, progress(counts=True, hidden=quiet or not sys.stderr.isatty()) as bars:
         bar = bars.add_task("inputs", total=len(given), note="")
         writer: Any = None
-        predictions: list[tuple[Prediction, Any]] = []
+        compared: list[tuple[torch.Tensor, ...]] = []
         start = 0
         for batch in given.loader(batch_size):
             prediction = la.predict(batch[0].to(la.posterior_precision.device))
             if comparable:
-                predictions.append((prediction, batch[1]))
+                compared.append(_to_compare(prediction, batch[1]))
             for row in _rows(prediction, given, fitted, score, start):
                 if lines:
                     stream.write(json.dumps(finite(row), ensure_ascii=False) + "\n")
@@ -74,7 +74,7 @@ def predict(
             start += len(prediction)
             bars.update(bar, completed=start)
     if comparable and not quiet:
-        err().print(_summary(la, predictions), markup=False)
+        err().print(_summary(la, compared), markup=False)
 
 
 def _rows(
@@ -118,18 +118,24 @@ def _observed(prediction: Prediction, i: int, fitted: Fitted) -> dict[str, float
     return row
 
 
-def _summary(la: ScaLLA, predictions: list[tuple[Prediction, torch.Tensor]]) -> str:
-    """How good they were."""
+def _to_compare(prediction: Prediction, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What the summary needs of a batch."""
+    if prediction.likelihood == "regression":
+        return prediction.mean.cpu(), prediction.var_with_noise.cpu(), y
+    return prediction.probs.cpu(), y
+
+
+def _summary(la: ScaLLA, compared: list[tuple[torch.Tensor, ...]]) -> str:
+    """How good the predictions were."""
     import torch
 
     from scalla.metrics import accuracy, ece, gaussian_nll, nll, rmse
 
-    y = torch.cat([labels for _, labels in predictions])
+    parts = [torch.cat(part) for part in zip(*compared, strict=True)]
     if la.likelihood == "regression":
-        mean = torch.cat([p.mean for p, _ in predictions]).cpu()
-        var = torch.cat([p.var_with_noise for p, _ in predictions]).cpu()
+        mean, var, y = parts
         return f"RMSE {rmse(mean, y):.4f}, NLL {gaussian_nll(mean, var, y):.4f} on {len(y):,} inputs"
-    probs = torch.cat([p.probs for p, _ in predictions]).cpu()
+    probs, y = parts
     found = f"accuracy {100 * accuracy(probs, y):.2f}%, NLL {nll(probs, y):.4f}, ECE {ece(probs, y):.4f}"
     return f"{found} on {len(y):,} inputs"
 
