@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from made_runs import fail, record_of, run_of
+from made_runs import fail, record_of, regression_record, run_of
 
-from scalla.benchmark.records import write_json
-from scalla.report import markdown_table
+from scalla.benchmark.records import Run, write_json
+from scalla.report import markdown_regression, markdown_table
 from scalla.report.claims import claims_table
 from scalla.report.columns import Column, marks, ood_columns, quality_columns, table_columns
 from scalla.report.comparison import agreement, comparison_table
@@ -19,6 +19,7 @@ from scalla.report.published import DIGITS, PUBLISHED, ROUNDING
 from scalla.report.ranking import Standing, standing, summary
 from scalla.report.results import ReportRow, Results, load_results
 from scalla.report.table import results_table
+from scalla.types import InputError
 
 ACC, NLL, ECE = quality_columns()
 
@@ -90,8 +91,25 @@ def test_markdown(tmp_path: Path) -> None:
     assert set(lines["VaLLA (failed)"].split("|")[2:-1]) == {" – "}
     assert set(lines["FMGP (not run)"].split("|")[2:-1]) == {" – "}
     assert len({line.count("|") for line in lines.values()}) == 1
-    with pytest.raises(Exception, match="no run of the protocol 'tuned'"):
+    with pytest.raises(InputError, match="no run of the protocol 'tuned'"):
         markdown_table(tmp_path, "tuned")
+
+
+def test_markdown_of_the_regression(tmp_path: Path) -> None:
+    for seed, rmse in ((1, 0.50), (2, 0.52)):
+        run = Run("regression", "map", "toy", "evidence", seed)
+        record = regression_record(run)
+        record["metrics"] |= {"rmse": rmse, "gap": {"rmse": 0.9, "nll": 1.0, "crps": 0.4, "coverage": 0.5}}
+        write_json(run.done_path(tmp_path), record)
+    text = markdown_regression(tmp_path)
+    assert text.startswith("**Toy in one dimension**")
+    lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("|")}
+    assert "| RMSE in the gap |" in lines["Method"]
+    assert " **0.510** ± 0.014 " in lines["MAP (2 seeds, 3 missing)"]
+    assert " 50.0 ± 0.0 " in lines["MAP (2 seeds, 3 missing)"]
+    assert set(lines["ScaLLA (not run)"].split("|")[2:-1]) == {" – "}
+    with pytest.raises(InputError, match="found no run below"):
+        markdown_regression(tmp_path / "none")
 
 
 def standing_of(folder: Path, column: Column) -> Standing:

@@ -41,6 +41,14 @@ def _costs() -> list[Column]:
     ]
 
 
+def table_columns(table: str) -> list[Column]:
+    """Those of one data set; the toy has them in its gap, too."""
+    columns = [*_quality(("metrics",), "test"), _coverage(("metrics",), "test")]
+    if table == "toy":
+        columns += [*_quality(("metrics", "gap"), "in the gap"), _coverage(("metrics", "gap"), "in the gap")]
+    return [*columns, *_costs()]
+
+
 def regression_part(results: Results) -> str:
     """ "" where the task was not run."""
     rows = results.rows.get((regression.NAME, regression.PROTOCOLS[0]), ())
@@ -49,10 +57,7 @@ def regression_part(results: Results) -> str:
         of_table = [row for row in rows if row.variant == table]
         if not any(row.records or row.failures for row in of_table):
             continue
-        columns = [*_quality(("metrics",), "test"), _coverage(("metrics",), "test")]
-        if table == "toy":
-            columns += [*_quality(("metrics", "gap"), "in the gap"), _coverage(("metrics", "gap"), "in the gap")]
-        parts.append(results_table(escape(NAMES[table]), of_table, [*columns, *_costs()]))
+        parts.append(results_table(escape(NAMES[table]), of_table, table_columns(table)))
     bands = "".join(_band(row) for row in rows if row.variant == "toy" and row.first is not None)
     if bands:
         parts.append(f'<div class="charts">{bands}</div>')
