@@ -36,7 +36,7 @@ def without_padding(batches: Iterator[tuple[Inputs, Any]], loader: Loader) -> It
 
 
 def plain_network(model: nn.Module) -> nn.Module:
-    """The network inside a data-parallel wrapper; wrappers that hold pieces of its weights are refused."""
+    """The network inside a data-parallel wrapper; what splits or rounds its weights is refused."""
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         return plain_network(model.module)
     kinds = {kind.__name__ for module in model.modules() for kind in type(module).__mro__}
@@ -47,5 +47,11 @@ def plain_network(model: nn.Module) -> nn.Module:
             "got a network whose weights are sharded (FSDP): Jacobian-vector products need them whole. Load the full "
             "weights into a plain network: plain.load_state_dict(torch.distributed.checkpoint.state_dict."
             "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True)))"
+        )
+    if "_original_forward" in vars(model):
+        raise InputError(
+            "got a network that Accelerate runs in mixed precision, in which derivatives of its float32 weights are "
+            "rounded; give accelerator.unwrap_model(model, keep_fp32_wrapper=False), or the network in one dtype "
+            "(model.bfloat16(), say)"
         )
     return model

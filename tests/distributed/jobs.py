@@ -232,10 +232,19 @@ def fit_with_a_prepared_loader() -> dict[str, Any]:
     return summary(ScaLLA(network(), num_features=6).fit(prepared, num_steps=2))
 
 
-def _accelerator() -> Any:
+def mixed_precision(model: nn.Module) -> nn.Module:
+    return _accelerator(mixed_precision="bf16").prepare(model)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    accelerator = _accelerator(mixed_precision="bf16")
+    return accelerator.unwrap_model(accelerator.prepare(model), keep_fp32_wrapper=False)
+
+
+def _accelerator(mixed_precision: str = "no") -> Any:
     from accelerate import Accelerator
 
     rank, count = rank_and_count()
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "localhost", "MASTER_PORT": 29500}
     os.environ.update({name: str(value) for name, value in names.items()})  # as torchrun sets them
-    return Accelerator(cpu=True)
+    return Accelerator(cpu=True, mixed_precision=mixed_precision)

@@ -21,10 +21,16 @@ from scalla.distributed import process_group, rank_under_torchrun
 from scalla.wrapped import plain_network
 
 
-@pytest.mark.parametrize("wrap", [jobs.data_parallel, jobs.accelerated])
+@pytest.mark.parametrize("wrap", [jobs.data_parallel, jobs.accelerated, jobs.unwrapped])
 def test_data_parallel_networks_fit_as_the_plain_one(wrap: Callable[[nn.Module], nn.Module]) -> None:
     for found, wanted in zip(on_ranks(2, jobs.fit, wrap=wrap), on_ranks(2, jobs.fit), strict=True):
         assert_same(found, wanted)
+
+
+def test_mixed_precision_is_refused() -> None:
+    for error in on_ranks(2, jobs.fit, wrap=jobs.mixed_precision):
+        assert error.kind == "InputError"
+        assert "give accelerator.unwrap_model(model, keep_fp32_wrapper=False)" in error.message
 
 
 def test_sharded_networks_are_refused() -> None:
