@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent.parent
@@ -43,7 +44,7 @@ def pages() -> list[Path]:
 def blocks(text: str) -> list[Block]:
     fences = list(FENCED.finditer(text))
     found = []
-    for fence, after in zip(fences, [*fences[1:], None], strict=True):
+    for fence, after in zip_longest(fences, fences[1:]):
         if fence["info"].strip() != "python":
             continue
         shown, place = None, (0, 0)
