@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from cases import loader, normal
+from oracles import pairwise_matching_loss
 from scalla import InputError, Prediction, ScaLLA
+from scalla.kernel_loss import gram_sums, matching_loss
 from scalla.predictive import LINKS, SCORES, ood_score
 from scalla.types import NumericalWarning
 
@@ -218,6 +220,36 @@ def test_data_never_widen_a_variance(exponent: int, **options: Any) -> None:
     slack = torch.linalg.eigvalsh(prior - la.functional_variance(points()))[:, 0]
     size = torch.linalg.matrix_norm(prior, 2)
     assert bool((slack >= -1e-12 * size).all())
+
+
+@quickly
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2)), min_size=1, max_size=3),
+    num_outputs=st.sampled_from([1, 3]),
+    num_features=st.integers(1, 4),
+    num_probes=st.integers(1, 3),
+    exponents=st.tuples(st.integers(-6, 6), st.integers(-6, 6)),
+    dtype=st.sampled_from([torch.float32, F64]),
+)
+def test_the_gram_identity_at_every_scale(
+    sizes: list[tuple[int, int]],
+    num_outputs: int,
+    num_features: int,
+    num_probes: int,
+    exponents: tuple[int, int],
+    dtype: torch.dtype,
+) -> None:
+    """Blocks of any size and group: to rounding of the larger of ‖GGᵀ‖² and ‖ZZᵀ‖²."""
+    (of_features, of_targets), groups = exponents, [group for _, group in sizes]
+    features, targets = (
+        [10.0**e * normal(b, num_outputs, last, seed=seed + i, dtype=F64).to(dtype) for i, (b, _) in enumerate(sizes)]
+        for e, last, seed in ((of_features, num_features, 20), (of_targets, num_probes, 70))
+    )
+    found = matching_loss(gram_sums(list(zip(features, targets, groups, strict=True))))
+    wanted = pairwise_matching_loss([g.double() for g in features], [z.double() for z in targets], groups)
+    rows = sum(len(g) for g in features) * num_outputs
+    size = sum(float(t.double().square().sum()) for t in (*features, *targets)) ** 2 / rows**2
+    assert abs(float(found) - float(wanted)) <= 100 * torch.finfo(dtype).eps * size
 
 
 def test_a_singular_matrix_in_any_shape_is_jittered_and_told() -> None:
