@@ -111,13 +111,16 @@ def test_npz_of_a_regression_and_of_tokens(tmp_path: Path) -> None:
 def test_wrong_npz(tmp_path: Path) -> None:
     path = tmp_path / "d.npz"
     path.write_text("no archive")
-    with pytest.raises(FileFormatError, match=r"is no \.npz of plain arrays"):
+    with pytest.raises(FileFormatError, match=r"not a \.npz file"):
         read_data(str(path), PLAIN)
     np.savez(path, x=np.array([{"a": 1}], dtype=object))
-    with pytest.raises(FileFormatError, match="plain arrays"):
+    with pytest.raises(FileFormatError, match="plain numbers"):
         read_data(str(path), PLAIN)
     np.savez(path, weights=np.ones(3))
-    with pytest.raises(InputError, match="holds weights; wanted inputs under one of x"):
+    with pytest.raises(FileFormatError, match="holds weights; wanted at least one of x"):
+        read_data(str(path), PLAIN)
+    np.savez(path, y=np.ones(3))
+    with pytest.raises(InputError, match="holds y; wanted inputs under one of x"):
         read_data(str(path), PLAIN)
     np.savez(path, x=np.ones((3, 2)), y=np.ones(2))
     with pytest.raises(InputError, match="3 inputs and 2 labels"):
@@ -126,7 +129,7 @@ def test_wrong_npz(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="wanted one class index"):
         read_data(str(path), PLAIN)
     np.savez(path, x=np.array(["a", "b"]))
-    with pytest.raises(InputError, match="wanted numbers"):
+    with pytest.raises(FileFormatError, match="wanted plain numbers"):
         read_data(str(path), PLAIN)
 
 

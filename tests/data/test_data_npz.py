@@ -60,7 +60,7 @@ def test_pickled_objects_are_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ({}, "got no arrays"),
+        ({}, "holds nothing; wanted at least an array"),
         ({"x": npy(IMAGES)}, "got a member 'x'"),
         ({"x.npy": npy(IMAGES, (5, 4, 4))}, "ends too early|holds at most"),
         ({"x.npy": npy(IMAGES, (5, 4, 2))}, "got more than the 40 bytes"),
@@ -76,6 +76,13 @@ def test_damaged_members(tmp_path: Path, members: dict[str, bytes], message: str
     with pytest.raises(FileFormatError, match=message) as caught:
         read_npz(archive(tmp_path / "a.npz", members))
     assert str(tmp_path / "a.npz") in str(caught.value)
+
+
+def test_arrays_that_are_not_asked_for_are_not_read(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=IMAGES, names=np.array(["a", "b"]))
+    assert list(read_npz(tmp_path / "a.npz", names=("x", "y"))) == ["x"]
+    with pytest.raises(FileFormatError, match=r"holds x, names; wanted at least one of images, labels"):
+        read_npz(tmp_path / "a.npz", names=("images", "labels"))
 
 
 def test_no_zip_and_no_file(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import math
 import tokenize
 import zipfile
 import zlib
+from collections.abc import Collection
 from pathlib import Path
 from typing import IO
 
@@ -22,10 +23,13 @@ MAX_BYTES = 1 << 32  # 4 GiB in all arrays together
 HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
-def read_npz(path: str | Path, *, max_bytes: int = MAX_BYTES) -> dict[str, np.ndarray]:
-    """The arrays in a .npz file by name; numbers and booleans only."""
+def read_npz(
+    path: str | Path, *, names: Collection[str] | None = None, max_bytes: int = MAX_BYTES
+) -> dict[str, np.ndarray]:
+    """The arrays in a .npz file by name, those of `names` if given; numbers and booleans only."""
     path = Path(path)
     arrays: dict[str, np.ndarray] = {}
+    others: list[str] = []
     left = max_bytes
     try:
         with zipfile.ZipFile(path) as archive:
@@ -36,6 +40,9 @@ def read_npz(path: str | Path, *, max_bytes: int = MAX_BYTES) -> dict[str, np.nd
                         f"{path}: got a member {member.filename!r}; wanted .npy files of different names, as "
                         "numpy.savez writes them"
                     )
+                if names is not None and name not in names:
+                    others.append(name)
+                    continue
                 with archive.open(member) as stream:
                     arrays[name] = _read(stream, path, member, left)
                 left -= arrays[name].nbytes
@@ -58,7 +65,8 @@ def read_npz(path: str | Path, *, max_bytes: int = MAX_BYTES) -> dict[str, np.nd
             f"{path} is damaged, cut short or not a .npz file ({error}); wanted one that numpy.savez wrote"
         ) from error
     if not arrays:
-        raise FileFormatError(f"{path}: got no arrays; wanted at least one")
+        wanted = "an array" if names is None else f"one of {', '.join(names)}"
+        raise FileFormatError(f"{path} holds {', '.join(others) or 'nothing'}; wanted at least {wanted}")
     return arrays
 
 

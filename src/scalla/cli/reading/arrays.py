@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -10,27 +9,21 @@ import torch
 from torch import Tensor
 
 from scalla.data.idx import read_idx
-from scalla.types import FileFormatError, InputError
+from scalla.data.npz import read_npz
+from scalla.types import InputError
 
 #: names that arrays of an .npz may have
 INPUT_NAMES = ("x", "X", "inputs", "images", "data")
 LABEL_NAMES = ("y", "Y", "labels", "targets", "target")
 
 
-def read_npz(path: Path) -> tuple[Tensor, Tensor | None]:
-    """Arrays x and, if there are any, y; nothing is unpickled."""
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            names = stored.files
-            found = [next((n for n in wanted if n in names), None) for wanted in (INPUT_NAMES, LABEL_NAMES)]
-            arrays = [None if name is None else stored[name] for name in found]
-    except (ValueError, zipfile.BadZipFile, EOFError, OSError, AttributeError) as error:
-        raise FileFormatError(f"{path} is no .npz of plain arrays: {error}") from error
-    if arrays[0] is None:
-        raise InputError(
-            f"{path} holds {', '.join(names) or 'nothing'}; wanted inputs under one of {', '.join(INPUT_NAMES)}"
-        )
-    return _tensor(arrays[0], path), None if arrays[1] is None else _tensor(arrays[1], path)
+def read_arrays(path: Path) -> tuple[Tensor, Tensor | None]:
+    """Arrays x and, if there are any, y of an .npz; nothing is unpickled."""
+    stored = read_npz(path, names=(*INPUT_NAMES, *LABEL_NAMES))
+    x, y = (next((stored[n] for n in names if n in stored), None) for names in (INPUT_NAMES, LABEL_NAMES))
+    if x is None:
+        raise InputError(f"{path} holds {', '.join(stored)}; wanted inputs under one of {', '.join(INPUT_NAMES)}")
+    return _tensor(x, path), None if y is None else _tensor(y, path)
 
 
 def read_idx_files(path: Path, labels: Path | None) -> tuple[Tensor, Tensor | None]:
@@ -44,10 +37,8 @@ def read_idx_files(path: Path, labels: Path | None) -> tuple[Tensor, Tensor | No
 
 
 def _tensor(array: np.ndarray, path: Path) -> Tensor:
-    if array.dtype.kind not in "fiub":
-        raise InputError(f"{path} holds an array of type {array.dtype}; wanted numbers")
     if array.ndim == 0:
         raise InputError(f"{path} holds a single number; wanted arrays of N inputs")
     if array.dtype.kind == "u" and array.dtype != np.uint8:
         array = array.astype(np.int64)
-    return torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False)))
+    return torch.from_numpy(np.ascontiguousarray(array))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scalla.cli.reading.arrays import read_idx_files, read_npz
+from scalla.cli.reading.arrays import read_arrays, read_idx_files
 from scalla.cli.reading.data import Data, InputOptions, as_labels, in_memory
 from scalla.cli.reading.folder import read_folder
 from scalla.cli.reading.rows import read_csv
@@ -33,7 +33,7 @@ def read_data(
     if path.suffix == ".csv":
         return read_csv(path, options, likelihood)
     if path.suffix == ".npz":
-        x, y = read_npz(path)
+        x, y = read_arrays(path)
     elif "idx" in path.name or path.suffix in (".gz", ""):
         x, y = read_idx_files(path, labels)
     else:
