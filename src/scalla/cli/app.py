@@ -45,7 +45,10 @@ def scalla(
     """
 
 
-for command in (demo, fit, predict, export, info):
-    app.command()(command)
-for command in (benchmark, report):
-    app.command(rich_help_panel="The published comparison")(command)
+app.command()(demo)
+app.command()(fit)
+app.command()(predict)
+app.command()(export)
+app.command()(info)
+app.command(rich_help_panel="The published comparison")(benchmark)
+app.command(rich_help_panel="The published comparison")(report)

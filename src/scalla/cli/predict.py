@@ -6,7 +6,7 @@ import contextlib
 import csv
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -95,7 +95,7 @@ def _rows(
 def _classified(prediction: Prediction, i: int, fitted: Fitted, score: float) -> dict[str, str | int | float]:
     probs = prediction.probs[i].tolist()
     probs = [1 - probs[0], probs[0]] if len(probs) == 1 else probs
-    names = fitted.classes or tuple(range(len(probs)))
+    names: Sequence[str | int] = fitted.classes or range(len(probs))
     best = max(range(len(probs)), key=probs.__getitem__)
     return {
         "prediction": names[best],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -42,10 +43,9 @@ class Fitted:
             stored = json.loads(path.read_text(encoding="utf-8"))
             if stored.pop("schema") != SCHEMA:
                 raise ValueError("it is of another version of scalla")
-            return Fitted(
-                **{k: tuple(v) if isinstance(v, list) else v for k, v in stored.items() if k != "inputs"},
-                inputs=InputOptions.from_json(stored["inputs"]),
-            )
+            inputs = InputOptions.from_json(stored.pop("inputs"))
+            values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()}
+            return Fitted(inputs=inputs, **values)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise FileFormatError(f"{path} cannot be read: {error}") from error
 

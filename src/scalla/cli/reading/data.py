@@ -36,7 +36,8 @@ class InputOptions:
 
     @staticmethod
     def from_json(stored: Mapping[str, Any]) -> InputOptions:
-        return InputOptions(**{k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()})
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()}
+        return InputOptions(**values)
 
     def normalised(self, x: Tensor) -> Tensor:
         """Inputs (N, channels, …) or one (channels, height, width), in the scale of the network."""
