@@ -64,7 +64,7 @@ class ScaLLA(TunablePredictive):
         dict_key_y: where a mapping holds the labels.
         enable_backprop: keep gradients with respect to x in predictions.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from torch.utils.data import DataLoader, TensorDataset
         >>> from scalla import ScaLLA

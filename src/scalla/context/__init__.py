@@ -1,13 +1,13 @@
 """Context inputs made of nothing but the training inputs, for `ScaLLA.fit(context=...)`.
 
-default        what suits the kind of the inputs
+    default        what suits the kind of the inputs
 
-PatchShuffle   images: patches permuted            ColumnShuffle  rows: columns permuted
-StrongAugment  turned, zoomed, warped, erased      WideGaussian   a Gaussian wider than the data
-ImageMix       two images at once                  TokenShuffle   tokens in another order
-PhaseScramble  the same spectrum, other phases     TokenReplace   other tokens
-Textures       noise, gratings, blobs              Extrapolation  images and rows: beyond the segment of two
-Strokes        smooth random curves                FeatureExtrapolation  the same in the network's features
+    PatchShuffle   images: patches permuted            ColumnShuffle  rows: columns permuted
+    StrongAugment  turned, zoomed, warped, erased      WideGaussian   a Gaussian wider than the data
+    ImageMix       two images at once                  TokenShuffle   tokens in another order
+    PhaseScramble  the same spectrum, other phases     TokenReplace   other tokens
+    Textures       noise, gratings, blobs              Extrapolation  images and rows: beyond the segment of two
+    Strokes        smooth random curves                FeatureExtrapolation  the same in the network's features
 
 `a + b` is a mixture in equal shares; a list [a, b] makes a group of each.
 """
