@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, TensorDataset, default_collate
 from tqdm.auto import tqdm
 
 from scalla.batches import EndlessBatches, GroupedBatches, context_loaders, inputs_of, labels_of
@@ -23,6 +23,7 @@ from scalla.jvp import JacobianProduct
 from scalla.likelihoods import check_labels
 from scalla.probes import mix_seed, seeded_globally
 from scalla.resume import FitCheckpoint, fit_identity
+from scalla.surrogate import Trunk
 from scalla.targets import directed_targets, gather_pool
 from scalla.training import (
     HistoryEntry,
@@ -68,10 +69,8 @@ class FitData:
         blocks = self.batches.peek()
         for number, x in enumerate(blocks):
             check_inputs(x, "the first training batch" if number == 0 else f"context {number}")
-        loader = self.train.loader
-        dataset = loader.dataset if isinstance(loader, DataLoader) else None
-        if isinstance(dataset, TensorDataset) and len(dataset.tensors) >= 2:
-            x, y = dataset.tensors[:2]
+        if (tensors := _whole_in_memory(self.train.loader)) is not None:
+            x, y = tensors[:2]
             check_inputs(x, "train_loader")
             check_labels(likelihood, x.new_empty((len(x), features.num_outputs), dtype=torch.float32), y)
         return blocks
@@ -80,6 +79,15 @@ class FitData:
         """The first batches as one process would have them, where each has a share: a fit begins with these."""
         shared = [processes.own_share(source.loader) for source in self.batches.sources]
         return [processes.first_rows_of_all(x, own=own) for x, own in zip(blocks, shared, strict=True)]
+
+
+def _whole_in_memory(loader: Loader) -> tuple[Tensor, ...] | None:
+    """Inputs and labels of a loader that yields every row of a TensorDataset as it lies there."""
+    if not (isinstance(loader, DataLoader) and isinstance(loader.dataset, TensorDataset)):
+        return None
+    as_it_lies = isinstance(loader.sampler, SequentialSampler | RandomSampler) and loader.collate_fn is default_collate
+    tensors = loader.dataset.tensors
+    return tensors if as_it_lies and len(tensors) >= 2 else None
 
 
 def _grouped(
@@ -140,6 +148,7 @@ def run_fit(
             parameters=sorted(features.params),
             weights=weights_digest(features.plain.model),
             num_groups=len(blocks),
+            trained=sorted(name for name, p in surrogate.named_parameters() if any(p is t for t in trainable)),
         )
         processes.check_same(
             {**identity, "shares": own_share, "checkpoint_dir": checkpoint_dir is not None, "resume": resume}
@@ -196,9 +205,12 @@ def run_fit(
                 directed = directed_targets(
                     product, pool, features.num_features, bias=settings.bias, probe=settings.probe, seed=settings.seed
                 )
+            features_of: Callable[[Inputs], Tensor] = features.raw
+            if directed is not None and isinstance(surrogate, Trunk):
+                directed, features_of = directed.through(features.penultimate), surrogate
             features.set_training(True)
             train_surrogate(
-                seeded(features.raw, settings.seed, state),
+                seeded(features_of, settings.seed, state),
                 data.batches,
                 product,
                 settings,

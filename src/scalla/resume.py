@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scalla.checkpoint import read_file, write_file
+from scalla.checkpoint import read_file, remove_file, write_file
 from scalla.distributed import ALONE, Processes
 from scalla.ggn import GGNSums
+from scalla.saving import load_tensors
 from scalla.training import TrainingSettings, TrainingState
 from scalla.types import InputError
 
@@ -97,7 +98,7 @@ class FitCheckpoint:
                 f"{self.path} belongs to a fit with other settings ({', '.join(differing)} differ); give the same "
                 "settings, another checkpoint_dir, or resume=False to start over"
             )
-        surrogate.load_state_dict(_under("surrogate.", tensors))
+        load_tensors(surrogate, "surrogate.", tensors, self.path)
         entries: dict[int, dict[str, Tensor]] = {}
         for name, tensor in _under("optimizer.", tensors).items():
             index, key = name.split(".", 1)
@@ -122,9 +123,7 @@ class FitCheckpoint:
     def remove(self) -> None:
         """A finished fit needs no checkpoint."""
         if self.processes.rank == 0:
-            self.path.unlink(missing_ok=True)
-            for leftover in self.path.parent.glob(f".{self.path.name}.*.part"):  # of a write that was killed
-                leftover.unlink(missing_ok=True)
+            remove_file(self.path)
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:

@@ -176,6 +176,7 @@ def train_surrogate(
             state.position = batches.position
             if checkpoint_due is not None and write_checkpoint is not None and checkpoint_due():
                 state.loss_sum = float(running) if state.loss_count else 0.0
+                _check_loss(state.loss_sum, state.step, lr)  # the last good checkpoint stays
                 state.seconds = time.perf_counter() - start
                 write_checkpoint()
 
@@ -270,16 +271,20 @@ def held_out_score(
 
 def _record(state: TrainingState, loss_sum: float, lr: float, kernel_score: float | None) -> HistoryEntry:
     loss = loss_sum / max(1, state.loss_count)
-    if not math.isfinite(loss):
-        raise InputError(
-            f"the matching loss became {loss} by step {state.step}: the inputs, the Jacobian-vector products or the "
-            f"features are not finite. Check the data for NaN, or lower lr (now {lr:.2g})"
-        )
+    _check_loss(loss, state.step, lr)
     entry = HistoryEntry(state.step, loss, lr, state.seconds, kernel_score)
     state.history.append(entry)
     state.loss_count = 0
     state.loss_sum = 0.0
     return entry
+
+
+def _check_loss(loss: float, step: int, lr: float) -> None:
+    if not math.isfinite(loss):
+        raise InputError(
+            f"the matching loss became {loss} by step {step}: the inputs, the Jacobian-vector products or the "
+            f"features are not finite. Check the data for NaN, or lower lr (now {lr:.2g})"
+        )
 
 
 def _note_score(state: TrainingState, entry: HistoryEntry, patience: int | None) -> None:
