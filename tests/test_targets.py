@@ -161,8 +161,8 @@ def loader() -> list[tuple[Tensor, Tensor]]:
     return list(zip(x.split(16), y.split(16), strict=True))
 
 
-def fitted(**options: Any) -> ScaLLA:
-    la = ScaLLA(network(16), num_features=20, seed=3)
+def fitted(surrogate: str = "mirror", **options: Any) -> ScaLLA:
+    la = ScaLLA(network(16), num_features=20, seed=3, surrogate=surrogate)
     return la.fit(loader(), **{"num_steps": 150, "lr": 3e-3, "targets": "directed", **options})
 
 
@@ -170,6 +170,15 @@ def test_closer_to_the_kernel_than_probes_in_the_same_steps() -> None:
     held_out = cases.normal(50, 2, seed=11, dtype=torch.float64)
     directed, probes = fitted().kernel_error(held_out), fitted(targets="probes").kernel_error(held_out)
     assert directed.error < 0.6 * probes.error
+
+
+def test_trunk_trains_on_the_pools_penultimate_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What it gives without the pool's features kept: the same to rounding.
+    kept = fitted("trunk", num_steps=20)
+    monkeypatch.setattr("scalla.fitting.Trunk", nn.Identity)
+    computed = fitted("trunk", num_steps=20)
+    x = cases.normal(5, 2, seed=11, dtype=torch.float64)
+    torch.testing.assert_close(kept.features(x), computed.features(x), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("bias", [False, True])

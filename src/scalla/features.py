@@ -117,8 +117,11 @@ class FeatureMap:
     def raw(self, x: Inputs) -> Float[Tensor, "B C m"]:
         """The surrogate's own output, as it is trained (against the normalised kernel), with gradients."""
         x = self.plain.prepare(x)
-        shared = self.network(x)[:, self.num_outputs :] if isinstance(self.surrogate, Trunk) else None
-        return self._surrogate_of(x, shared)
+        return self._surrogate_of(x, self.penultimate(x) if isinstance(self.surrogate, Trunk) else None)
+
+    def penultimate(self, x: Inputs) -> Float[Tensor, "B h"]:
+        """What `trunk` reads: the input of the network's last linear layer."""
+        return self.network(x)[:, self.num_outputs :]
 
     def __call__(self, x: Inputs) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B C m"]]:
         """f(x) and g(x): one pass of the network, one of the surrogate (of its head alone for `trunk`)."""

@@ -47,6 +47,14 @@ class DirectedTargets:
             targets.append(t.index_select(0, rows))
         return inputs, targets
 
+    def through(self, function: Callable[[Inputs], Tensor]) -> DirectedTargets:
+        """The same pool with function(x) in the place of x, so that no step has to compute it again."""
+        inputs: list[Inputs] = []
+        for x in self.inputs:
+            starts = range(0, batch_size(x), CHUNK)
+            inputs.append(torch.cat([function(rows_of(x, slice(i, i + CHUNK))) for i in starts]))
+        return DirectedTargets(inputs, self.targets)
+
 
 def gather_pool(batches: GroupedBatches, pool_size: int) -> list[Inputs]:
     """The first `pool_size` inputs of every source, of one epoch at most."""
