@@ -30,6 +30,7 @@ from scalla.kernel_error import exact_kernel, kernel_error
 from scalla.probes import mix_seed
 from scalla.targets import DirectedTargets, directed_targets, gather_pool
 from scalla.training import HistoryEntry, TrainingSettings, TrainingState, estimate_target_scale, train_surrogate
+from scalla.types import Inputs
 
 NUM_FEATURES = 100
 FACTORS = (1.5, 1.2, 1.1)
@@ -124,6 +125,10 @@ def measure(
         # q directions of every input, and the sketch of the landmarks
         jvp_inputs = round(1.25 * NUM_FEATURES + 4) * (sum(len(t) for t in directed.targets) + num_landmarks)
         progress(f"{recipe.name}: pool after {spent:.0f} s")
+    features_of: Callable[[Inputs], Tensor] = features.raw
+    if directed is not None and recipe.surrogate == "trunk":  # as a fit does
+        assert features.surrogate is not None
+        directed, features_of = directed.through(features.penultimate), features.surrogate
     curve: list[dict[str, float]] = []
     floor = kernel_error(setting.kernel.new_zeros(len(setting.held), 10, NUM_FEATURES), setting.kernel).floor
     norm = setting.kernel.norm()
@@ -150,7 +155,7 @@ def measure(
 
     features.set_training(True)
     train_surrogate(
-        features.raw,
+        features_of,
         batches,
         product,
         settings,

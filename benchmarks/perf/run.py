@@ -56,7 +56,7 @@ def rows_of(part: str, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for batch, classes in ((8, 3), (16, 3)) if quick else ((16, 10), (64, 10), (128, 10), (512, 10), (64, 100)):
             yield matching.measure(batch, classes, 5 if quick else 100, repeats=repeats)
     elif part == "prediction":
-        sizes = (60, 20) if quick else (10_000, 200)
+        sizes = (60, 20) if quick else (given.inputs, given.inputs // 50)
         yield prediction.measure(
             small[0], num_inputs=sizes[0], num_slow=sizes[1], num_features=5 if quick else 100, repeats=min(repeats, 3)
         )
@@ -107,6 +107,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, help="default: all but quality; with --quick those too")
     parser.add_argument("--networks", nargs="+", help="step and memory of these alone; other rows of a file stay")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--inputs", type=int, default=10_000, help="inputs of `prediction`; a fiftieth for all layers")
     parser.add_argument("--steps", type=int, default=2500, help="training steps of the recipes of `quality`")
     parser.add_argument("--pool-size", type=int, default=5000, help="pool of its directed recipes")
     parser.add_argument("--landmarks", type=int, default=400, help="landmarks of that pool")

@@ -144,8 +144,8 @@ def _nystrom_columns(
 
 
 def _along(product: JacobianProduct, x: Inputs, direction: dict[str, Tensor]) -> Float[Tensor, "N C"]:
-    rows = torch.arange(batch_size(x)).split(CHUNK)
-    return torch.cat([product(rows_of(x, slice(int(r[0]), int(r[-1]) + 1)), [direction])[..., 0] for r in rows])
+    starts = range(0, batch_size(x), CHUNK)
+    return torch.cat([product(rows_of(x, slice(i, i + CHUNK)), [direction])[..., 0] for i in starts])
 
 
 def _pulled_back(
@@ -204,7 +204,7 @@ def _shuffled_rows(num: int, size: int, *, seed: int, step: int) -> Int[Tensor, 
     per_epoch = num // size
     epoch, index = divmod(step, per_epoch)
     generator = torch.Generator("cpu").manual_seed(mix_seed(seed, epoch))
-    return torch.randperm(num, generator=generator)[index * size : (index + 1) * size]
+    return torch.randperm(num, generator=generator, device="cpu")[index * size : (index + 1) * size]
 
 
 def _joined(batches: Sequence[Inputs], count: int) -> Inputs:
