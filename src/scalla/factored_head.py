@@ -30,7 +30,9 @@ class ClassFactor(nn.Module):
         """A = W R, scaled to rows of mean square length 1."""
         with torch.no_grad():
             w = last_layer.detach().flatten(1).to(self.weight)
-            directions = torch.randn(w.shape[1], self.weight.shape[1], generator=generator).to(w)
+            directions = torch.randn(
+                w.shape[1], self.weight.shape[1], generator=generator, dtype=torch.float32, device="cpu"
+            ).to(w)
             a = w @ directions
             self.weight.copy_(a / a.square().sum(-1).mean().sqrt().clamp_min(1e-12))
 

@@ -93,7 +93,7 @@ class Mirror(nn.Module):
             _reset(self.body, mix_seed(seed, 1))
         generator = torch.Generator().manual_seed(mix_seed(seed, 2))
         with torch.no_grad():
-            self.head.weight.copy_(torch.randn(self.head.weight.shape, generator=generator))
+            self.head.weight.copy_(_normal(self.head.weight.shape, generator))
             if self.head.bias is not None:
                 self.head.bias.zero_()
             if self.classes is not None:
@@ -198,9 +198,14 @@ def build_surrogate(
     return builder(network, head, num_outputs, num_features, **options)
 
 
+def _normal(shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """The same numbers whatever the user's default dtype and device."""
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+
+
 def _start(layer: nn.Linear, gain: float, generator: torch.Generator) -> None:
     with torch.no_grad():
-        layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator) * (gain / math.sqrt(layer.in_features)))
+        layer.weight.copy_(_normal(layer.weight.shape, generator) * (gain / math.sqrt(layer.in_features)))
         layer.bias.zero_()
 
 

@@ -95,6 +95,7 @@ class TrainingState:
         return TrainingState(**{**stored, "history": history, "position": position})
 
 
+@torch.enable_grad()  # a user's no_grad around the fit is for something else
 def train_surrogate(
     features_of: Callable[[Inputs], Tensor],
     batches: GroupedBatches,
