@@ -1,4 +1,4 @@
-"""VaLLA with the published M = 100, batch 100, Adam 1e-3."""
+"""VaLLA with the published M = 100 and batch 100; Adam at ten times the published 1e-3, in fewer iterations."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ ROWS = (
         "valla",
         "VaLLA",
         fit,
-        settings={"num_inducing": 100, "num_steps": 1000, "batch_size": 100, "lr": 1e-3, "prior_precision": 1.0},
+        settings={"num_inducing": 100, "num_steps": 1000, "batch_size": 100, "lr": 1e-2, "prior_precision": 1.0},
         quick={"num_inducing": 20, "num_steps": 10, "batch_size": 20},
-        trials=tuple({"lr": lr, "prior_precision": d} for d in (1.0, 100.0) for lr in (1e-3, 3e-3, 1e-2)),
+        trials=tuple({"lr": lr, "prior_precision": d} for d in (1.0, 100.0) for lr in (3e-3, 1e-2, 3e-2)),
         trial={"num_steps": 100},
         found=found,
-        note="1,000 of the published 15,000 iterations: all that fits into a quarter of an hour of one core",
+        note="1,000 iterations at 1e-2, a quarter of an hour of one core, in place of 15,000 at 1e-3: at that rate log δ, "
+        "which begins at 0, could move by 1 at most",
     ),
 )
