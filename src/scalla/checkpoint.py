@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -40,19 +41,25 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         raise FileFormatError(f"{path} is a folder; wanted the name of a file to write")
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    os.close(handle)
+    # In a folder of its own: what is written there may come by way of further temporary files (safetensors').
+    folder = tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
-        yield Path(name)
-        with open(name, "rb") as written:
+        temporary = Path(folder) / path.name
+        yield temporary
+        with temporary.open("rb") as written:
             os.fsync(written.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        raise
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     _sync_folder(path.parent)
+
+
+def remove_file(path: Path) -> None:
+    """The file, and what writes of it that were killed have left."""
+    path.unlink(missing_ok=True)
+    for leftover in path.parent.glob(f".{path.name}.*.part"):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
 def read_file(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

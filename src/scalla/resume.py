@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from scalla.checkpoint import read_file, remove_file, write_file
 from scalla.distributed import ALONE, Processes
 from scalla.ggn import GGNSums
-from scalla.saving import load_tensors
 from scalla.training import TrainingSettings, TrainingState
 from scalla.types import InputError
 
@@ -98,7 +97,7 @@ class FitCheckpoint:
                 f"{self.path} belongs to a fit with other settings ({', '.join(differing)} differ); give the same "
                 "settings, another checkpoint_dir, or resume=False to start over"
             )
-        load_tensors(surrogate, "surrogate.", tensors, self.path)
+        surrogate.load_state_dict(_under("surrogate.", tensors))
         entries: dict[int, dict[str, Tensor]] = {}
         for name, tensor in _under("optimizer.", tensors).items():
             index, key = name.split(".", 1)
