@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from scalla.checkpoint import read_file, remove_file, write_file
 from scalla.distributed import ALONE, Processes
 from scalla.ggn import GGNSums
+from scalla.saving import load_tensors
 from scalla.training import TrainingSettings, TrainingState
 from scalla.types import InputError
 
@@ -97,7 +98,7 @@ class FitCheckpoint:
                 f"{self.path} belongs to a fit with other settings ({', '.join(differing)} differ); give the same "
                 "settings, another checkpoint_dir, or resume=False to start over"
             )
-        surrogate.load_state_dict(_under("surrogate.", tensors))
+        load_tensors(surrogate, "surrogate.", tensors, self.path)
         entries: dict[int, dict[str, Tensor]] = {}
         for name, tensor in _under("optimizer.", tensors).items():
             index, key = name.split(".", 1)
