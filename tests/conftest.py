@@ -24,6 +24,12 @@ def process_state() -> dict[str, object]:
         "math attention": torch.backends.cuda.math_sdp_enabled(),
         "mkldnn": torch.backends.mkldnn.enabled,
         "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "cudnn deterministic": torch.backends.cudnn.deterministic,
+        "cudnn benchmark": torch.backends.cudnn.benchmark,
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "default device": torch.get_default_device(),
     }
 
 
