@@ -8,9 +8,10 @@ choice  held-out training images against scikit-learn's digits, patches of a pho
         generators makes of held-out training images: these columns alone choose the default
 test    FashionMNIST test images against KMNIST, MNIST, glyphs, automata and noise: no choice looks at them
 
-Rows: every part alone; the mixture of all; that mixture without each part; the default; and, for comparison, the
-published context, MNIST's test images, which are data of another source. The criterion is the mean AUROC over both
-classifiers and all sets of choice.
+Rows: every part alone; the mixture of all; that mixture without each part (not at reduced size); the default; and, for
+comparison, the published context, MNIST's test images, which are data of another source. What chooses is the column
+"beside the default": the mean AUROC over both classifiers and those sets of choice that neither this context nor the
+default makes, for this context and for the default. A context knows its own images, so these would say nothing.
 
 What is measured is in <out>/context_quality.json after each fit, and not measured again; the table goes to standard
 output and into the page of documentation, between its markers.
@@ -27,10 +28,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from pages import write_into
 from torch import Tensor
 
 import scalla.context
@@ -70,13 +73,13 @@ PUBLISHED = "MNIST test images"
 JUDGES = ("pixels", "gate")
 MADE = tuple(part.__name__ for part in PARTS)
 CHOICE, TEST = ("digits", "photos", *MADE), ("KMNIST", "MNIST", "glyphs", "automata", "noise")
-MARKERS = ("<!-- table: benchmarks/context_quality.py -->", "<!-- end of table -->")
 
 
 @dataclass(frozen=True)
 class Settings:
     """All that decides the numbers, besides data and code."""
 
+    num_train: int = 54_000
     num_context: int = 10_000
     num_scored: int = 2000
     num_epochs: int = 8
@@ -84,13 +87,17 @@ class Settings:
     quick: bool = False
 
 
-class Measurement:
-    """The images, the network's features of them, and two classifiers for each context."""
+SIZES = {
+    "full": Settings(),
+    "reduced": Settings(num_train=20_000, num_context=3000, num_scored=500, num_epochs=6),
+    "quick": Settings(num_train=4000, num_context=500, num_scored=200, num_epochs=2, quick=True),
+}
 
-    def __init__(self, settings: Settings, *, cache: Path, data_root: Path | None) -> None:
-        self.settings = settings
-        data = checksums(data_root, allow_subset=settings.quick)
-        self.identity = digest_of({"settings": dataclasses.asdict(settings), "data": data, "code": source_digest()})
+
+class Material:
+    """The images of every kind, and the network's features of them."""
+
+    def __init__(self, settings: Settings, data: dict[str, str], *, cache: Path, data_root: Path | None) -> None:
         images = load_images(sizes_of("tuned", quick=settings.quick), data_root, allow_subset=settings.quick)
         network = trained_network(
             images,
@@ -102,25 +109,42 @@ class Measurement:
         ).model
         self.features = features_of(network)
         self.published = images.context
-        self.parts = parts_of(images.train[0], network)
-        self.sets = scored_sets(images, network, settings.num_scored)
-        self.train = {"pixels": images.train[0], "gate": self.features(images.train[0])}
-        self.scored = {"pixels": self.sets, "gate": {name: self.features(x) for name, x in self.sets.items()}}
+        train = images.train[0][: settings.num_train]
+        self.parts = parts_of(train, network)
+        sets = scored_sets(images, network, settings.num_scored)
+        self.train = {"pixels": train, "gate": self.features(train)}
+        self.scored = {"pixels": sets, "gate": {name: self.features(x) for name, x in sets.items()}}
+
+
+class Measurement:
+    """Two classifiers for each context."""
+
+    def __init__(self, settings: Settings, *, cache: Path, data_root: Path | None) -> None:
+        self.settings, self.cache, self.data_root = settings, cache, data_root
+        self.data = checksums(data_root, allow_subset=settings.quick)
+        self.identity = digest_of(
+            {"settings": dataclasses.asdict(settings), "data": self.data, "code": source_digest()}
+        )
+
+    @cached_property
+    def material(self) -> Material:
+        """Made when something is to be measured; a table of what has been needs none."""
+        return Material(self.settings, self.data, cache=self.cache, data_root=self.data_root)
 
     def of(self, names: Sequence[str], seed: int) -> dict[str, Any]:
         """AUROC of both classifiers on every set, learned against the mixture of these parts."""
-        began = time.process_time()
+        material, began = self.material, time.process_time()
         if names == (PUBLISHED,):
-            made = self.published
+            made = material.published[: self.settings.num_context]
         else:
-            parts = tuple(self.parts[name] for name in names)
+            parts = tuple(material.parts[name] for name in names)
             made = Mixture(parts, seed=seed).generate(self.settings.num_context)
         record: dict[str, Any] = {"context": " + ".join(names), "seed": seed, "num_context": len(made)}
         record["generating_seconds"] = time.process_time() - began
         for judge in JUDGES:
             classifier = ContextClassifier(num_epochs=self.settings.num_epochs, seed=seed)
-            classifier.fit([self.train[judge]], context=made if judge == "pixels" else self.features(made))
-            scores = {name: classifier.score(part) for name, part in self.scored[judge].items()}
+            classifier.fit([material.train[judge]], context=made if judge == "pixels" else material.features(made))
+            scores = {name: classifier.score(part) for name, part in material.scored[judge].items()}
             record[judge] = {name: auroc(scores["validation"], scores[name]) for name in CHOICE} | {
                 name: auroc(scores["test"], scores[name]) for name in TEST
             }
@@ -194,9 +218,11 @@ class Row:
     def mean(self, judge: str, names: Sequence[str]) -> float | None:
         return statistics.mean(self.means[judge, name] for name in names) if names else None
 
-    @property
-    def criterion(self) -> float:
-        return statistics.mean(self.means[judge, name] for judge in JUDGES for name in CHOICE)
+    def beside(self, other: Row) -> tuple[float, float]:
+        """Mean AUROC of this and of the other, on the sets of choice that neither of them makes."""
+        unseen = [name for name in CHOICE if name not in self.names and name not in other.names]
+        own, others = (statistics.mean(r.means[j, name] for j in JUDGES for name in unseen) for r in (self, other))
+        return own, others
 
 
 def measured(records: Records, names: Sequence[str], seeds: Sequence[int]) -> Row:
@@ -207,28 +233,32 @@ def measured(records: Records, names: Sequence[str], seeds: Sequence[int]) -> Ro
     return Row(tuple(names), {c: statistics.mean(v) for c, v in values.items()}, spread)
 
 
-def all_rows(records: Records, seeds: Sequence[int]) -> list[tuple[str, Row]]:
+def all_rows(records: Records, seeds: Sequence[int], *, leave_one_out: bool) -> list[tuple[str, Row]]:
     """Titles and rows."""
-    mixtures = {"all": MADE} | {f"all but {name}": tuple(n for n in MADE if n != name) for name in MADE}
+    mixtures = {"all": MADE}
+    if leave_one_out:
+        mixtures |= {f"all but {name}": tuple(n for n in MADE if n != name) for name in MADE}
     mixtures["default"] = tuple(part.__name__ for part in DEFAULTS["images"])
-    wanted = {name: (name,) for name in MADE} | mixtures | {PUBLISHED: (PUBLISHED,)}
+    wanted = {name: (name,) for name in MADE} | {PUBLISHED: (PUBLISHED,)} | mixtures
     return [(title, measured(records, names, seeds)) for title, names in wanted.items()]
 
 
 def table(rows: Sequence[tuple[str, Row]], content: dict[str, Any], seeds: Sequence[int]) -> str:
     """Markdown: for each column AUROC of pixels / gate."""
-    header = ("context", "criterion", "own", "others", "digits", "photos", *TEST)
+    default = dict(rows)["default"]
+    header = ("context", "beside the default", "own", "others", "digits", "photos", *TEST)
     lines = ["| " + " | ".join(header) + " |", "| --- " * len(header) + "|"]
     for title, row in rows:
         own = [name for name in MADE if name in row.names]
         columns = (own, [name for name in MADE if name not in own], ["digits"], ["photos"], *([name] for name in TEST))
         cells = [" / ".join(number(row.mean(judge, names)) for judge in JUDGES) for names in columns]
-        lines.append(f"| {title} | {row.criterion:.4f} | " + " | ".join(cells) + " |")
+        beside = "–" if row is default else " : ".join(number(value) for value in row.beside(default))
+        lines.append(f"| {title} | {beside} | " + " | ".join(cells) + " |")
     versions, hardware, settings = content["versions"], content["hardware"], content["settings"]
     lines += [
         "",
-        f"AUROC of pixels / gate, means over {len(seeds)} seed{'s' * (len(seeds) > 1)} (largest standard deviation of "
-        f"any one {max(row.spread for _, row in rows):.3f}); {settings['num_context']} context images, at most "
+        f"AUROC of pixels / gate, {_seeds(rows, seeds)}; {settings['num_train']} training images and "
+        f"{settings['num_context']} of context, at most "
         f"{settings['num_epochs']} epochs, up to {settings['num_scored']} images of each set. Python "
         f"{versions['python']}, torch {versions['torch']}, scalla {versions['scalla']}; {hardware['threads']} thread "
         f"of {hardware['cpu']}.",
@@ -236,23 +266,26 @@ def table(rows: Sequence[tuple[str, Row]], content: dict[str, Any], seeds: Seque
     return "\n".join(lines)
 
 
+def _seeds(rows: Sequence[tuple[str, Row]], seeds: Sequence[int]) -> str:
+    if len(seeds) == 1:
+        return "one seed"
+    spread = max(row.spread for _, row in rows)
+    return f"means over {len(seeds)} seeds (largest standard deviation of any one {spread:.3f})"
+
+
 def number(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def write_into(page: Path, text: str) -> None:
-    """Between the markers of a page."""
-    content = page.read_text(encoding="utf-8")
-    before, start, rest = content.partition(MARKERS[0])
-    _, end, after = rest.partition(MARKERS[1])
-    if not (start and end):
-        raise SystemExit(f"{page} lacks the lines {MARKERS[0]} and {MARKERS[1]}, between which the table goes")
-    page.write_text(f"{before}{start}\n\n{text}\n\n{end}{after}", encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="few images, short fits: does it run? (about a minute)")
+    parser.add_argument(
+        "--size",
+        choices=list(SIZES),
+        default="full",
+        help="full: about fifteen minutes of one core; reduced: one, without the rows that leave one part out; quick: "
+        "does it run? (twenty seconds)",
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="of contexts and classifiers")
     parser.add_argument("--out", type=Path, default=Path("results/context"), help="folder of the JSON")
     parser.add_argument("--cache", type=Path, default=Path("runs"), help="folder with networks/ of `scalla benchmark`")
@@ -262,16 +295,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    settings = Settings()
-    if options.quick:
-        settings = Settings(num_context=500, num_scored=200, num_epochs=2, quick=True)
-    measurement = Measurement(settings, cache=options.cache, data_root=options.data_root)
-    name = "context_quality-quick.json" if options.quick else "context_quality.json"
+    measurement = Measurement(SIZES[options.size], cache=options.cache, data_root=options.data_root)
+    name = "context_quality.json" if options.size == "full" else f"context_quality-{options.size}.json"
     records = Records(options.out / name, measurement, afresh=options.afresh)
-    text = table(all_rows(records, options.seeds), records.content, options.seeds)
+    text = table(
+        all_rows(records, options.seeds, leave_one_out=options.size != "reduced"), records.content, options.seeds
+    )
     print(text)
     if options.page is not None:
-        write_into(options.page, text)
+        write_into(options.page, text, source="benchmarks/context_quality.py")
 
 
 if __name__ == "__main__":
