@@ -158,6 +158,22 @@ def test_full_lla_equals_a_dense_reference(likelihood, subset):
     torch.testing.assert_close(prediction.cov, wanted, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("subset", ["last_layer", "all"])
+@pytest.mark.parametrize("likelihood", ["classification", "regression"])
+def test_marginal_likelihood_of_a_full_curvature_takes_the_steps_of_laplace_torch(subset, likelihood):
+    x, y = data(regression=likelihood == "regression")
+    sigma = 0.5 if likelihood == "regression" else 1.0
+    method = LLA(
+        tiny_mlp(), likelihood, subset=subset, structure="full", sigma_noise=sigma, temperature=1.5
+    ).fit(loader(x, y))  # fmt: skip
+    found = method.optimize_prior_precision(num_steps=20, start=3.0)
+    with laplace_torch.quiet():
+        method._laplace.optimize_prior_precision(
+            pred_type="glm", method="marglik", n_steps=20, lr=0.1, init_prior_prec=3.0, prior_structure="scalar"
+        )
+    assert found == pytest.approx(method.fitted_prior_precision, rel=1e-6)
+
+
 def test_marginal_likelihood_finds_the_maximum_of_the_dense_evidence():
     model = tiny_mlp()
     x, y = data()

@@ -34,7 +34,7 @@ ROWS = (
         trials=tuple({"lr": lr, "prior_precision": d} for d in (1.0, 100.0) for lr in (3e-3, 1e-2, 3e-2)),
         trial={"num_steps": 100},
         found=found,
-        note="1,000 iterations at 1e-2, a quarter of an hour of one core, in place of 15,000 at 1e-3: at that rate log δ, "
-        "which begins at 0, could move by 1 at most",
+        note="1,000 iterations at 1e-2, a quarter of an hour of one core, in place of 15,000 at 1e-3: at that rate "
+        "log δ, which begins at 0, could move by 1 at most",
     ),
 )
