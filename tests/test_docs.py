@@ -49,7 +49,9 @@ def same(printed: str, shown: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
-@pytest.mark.filterwarnings("ignore:.*legacy TorchScript:DeprecationWarning")
+# laplace-torch's own, on the page about it
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:By default `link_approx` is `probit`:UserWarning")
 def test_a_page_runs_and_prints_what_it_shows(page: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     shown = 0

@@ -49,7 +49,7 @@ class ScaLLACallback(Callback):
         path: a file to save the result to.
         options: those of `ScaLLA`: num_features, surrogate, …
 
-    Example:
+    Examples:
         >>> from scalla.integrations.lightning import ScaLLACallback
         >>> callback = ScaLLACallback("classification", fit={"num_steps": 1000}, num_features=50)
     """

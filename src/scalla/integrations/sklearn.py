@@ -38,31 +38,7 @@ UNSCALED: tuple[np.ndarray, np.ndarray] = np.zeros(()), np.ones(())
 
 
 class _ScaLLAEstimator(BaseEstimator):
-    """What the two have in common.
-
-    Args:
-        model: None for a multilayer perceptron that is trained here; a function (num_inputs, num_outputs) → network
-            for one of your own that is trained here; or a trained network, which is used as it is. Inputs (and targets
-            of a regression) are standardised, unless the network is trained already.
-        hidden: widths of the perceptron's hidden layers.
-        num_epochs: epochs of the network's training.
-        batch_size: rows in a batch, of the network's training and of the surrogate's.
-        network_lr: learning rate of the network's training.
-        num_features: m, the rank of the kernel.
-        surrogate: "mirror", "trunk", or a module of your own, x → (B, C, m).
-        num_steps: training steps of the surrogate.
-        lr: learning rate of the surrogate's training.
-        context: rows unlike the training data, an array with the same columns; "generated" makes some of the training
-            data (`scalla.context.default`).
-        bias: fall back to the prior away from the training data; needs a context.
-        prior_precision: δ, of the network's training and of the posterior.
-        tune: choose δ (and the noise of a regression) by the evidence after the fit.
-        random_state: decides everything random.
-
-    Attributes:
-        scalla_: the fitted ScaLLA; it sees standardised inputs, unless the network was trained already.
-        n_features_in_: columns of X.
-    """
+    """What the two have in common; `ScaLLAClassifier` describes the arguments."""
 
     def __init__(
         self,
@@ -182,12 +158,33 @@ class _ScaLLAEstimator(BaseEstimator):
 
 @final
 class ScaLLAClassifier(ClassifierMixin, _ScaLLAEstimator):
-    __doc__ = f"""A classifier with calibrated probabilities and an out-of-distribution score.
+    """A classifier with calibrated probabilities and an out-of-distribution score.
 
-    {(_ScaLLAEstimator.__doc__ or "").partition("common.")[2].strip()}
+    Args:
+        model: None for a multilayer perceptron that is trained here; a function (num_inputs, num_outputs) → network
+            for one of your own that is trained here; or a trained network, which is used as it is. Inputs (and targets
+            of a regression) are standardised, unless the network is trained already.
+        hidden: widths of the perceptron's hidden layers.
+        num_epochs: epochs of the network's training.
+        batch_size: rows in a batch, of the network's training and of the surrogate's.
+        network_lr: learning rate of the network's training.
+        num_features: m, the rank of the kernel.
+        surrogate: "mirror", "trunk", or a module of your own, x → (B, C, m).
+        num_steps: training steps of the surrogate.
+        lr: learning rate of the surrogate's training.
+        context: rows unlike the training data, an array with the same columns; "generated" makes some of the training
+            data (`scalla.context.default`).
+        bias: fall back to the prior away from the training data; needs a context.
+        prior_precision: δ, of the network's training and of the posterior.
+        tune: choose δ (and the noise of a regression) by the evidence after the fit.
+        random_state: decides everything random.
+
+    Attributes:
+        scalla_: the fitted ScaLLA; it sees standardised inputs, unless the network was trained already.
+        n_features_in_: columns of X.
         classes_: the labels, in the order of the columns of `predict_proba`.
 
-    Example:
+    Examples:
         >>> from sklearn.datasets import load_iris
         >>> from scalla.integrations.sklearn import ScaLLAClassifier
         >>> X, y = load_iris(return_X_y=True)
@@ -228,11 +225,11 @@ class ScaLLAClassifier(ClassifierMixin, _ScaLLAEstimator):
 
 @final
 class ScaLLARegressor(RegressorMixin, _ScaLLAEstimator):
-    __doc__ = f"""A regressor with error bars and an out-of-distribution score; y has one column or several.
+    """A regressor with error bars and an out-of-distribution score; y has one column or several.
 
-    {(_ScaLLAEstimator.__doc__ or "").partition("common.")[2].strip()}
+    Arguments and attributes are those of `ScaLLAClassifier`, `classes_` left out.
 
-    Example:
+    Examples:
         >>> from sklearn.datasets import load_diabetes
         >>> from scalla.integrations.sklearn import ScaLLARegressor
         >>> X, y = load_diabetes(return_X_y=True)
