@@ -106,6 +106,13 @@ def test_a_network_that_is_constant_is_refused() -> None:
         directed_targets(product, pool, 2, bias=False)
 
 
+def test_a_pool_that_does_not_fit_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scalla.targets.MAX_POOL_BYTES", 8 * 3 * 14 * 8 - 1)  # inputs, outputs, directions, bytes
+    model, pool = network(), two_sources(4)
+    with pytest.raises(InputError, match=r"products of 8 inputs and 3 outputs with 14 directions .* smaller pool_size"):
+        directed_targets(product_of(model, pool[0]), pool, 8, bias=False)
+
+
 # -- the pool --
 
 

@@ -29,6 +29,8 @@ from scalla.types import InputError, Inputs
 
 #: inputs that go through one Jacobian-vector product
 CHUNK = 256
+#: beyond this much memory for the products, say so rather than run out of it
+MAX_POOL_BYTES = 16e9
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +134,12 @@ def _nystrom_columns(
     y, _ = torch.linalg.qr(torch.stack(sketch, -1).flatten(0, 1))
     cotangents = y.unflatten(0, (-1, num_outputs)).split(sizes)
     dtype = product.network.dtype if product.network.dtype.itemsize >= 4 else torch.float32
+    num_inputs = sum(batch_size(x) for x in sources)
+    if (size := num_inputs * num_outputs * y.shape[1] * dtype.itemsize) > MAX_POOL_BYTES:
+        raise InputError(
+            f"the products of {num_inputs} inputs and {num_outputs} outputs with {y.shape[1]} directions take "
+            f"{size / 1e9:.0f} GB; give a smaller pool_size, fewer num_features, or targets='probes'"
+        )
     columns = [y.new_empty(batch_size(x), num_outputs, y.shape[1], dtype=dtype) for x in sources]
     for k in range(y.shape[1]):
         direction = _pulled_back(product, at_landmarks, [c[..., k] for c in cotangents])
