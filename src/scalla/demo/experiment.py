@@ -10,7 +10,6 @@ The photograph of the OOD patches takes part in no choice.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from scalla.baselines.map import MAP
+from scalla.benchmark.clock import now
 from scalla.data.digits import Digits, digits, photo_patches
 from scalla.demo.row import Row
 from scalla.kernel_error import KernelError
@@ -80,9 +80,9 @@ def run_demo(settings: Settings | None = None, *, on_progress: Progress | None =
     context = photo_patches("context", settings.num_context, settings.seed)
     ood = photo_patches("ood", settings.num_ood, settings.seed)
     with _one_thread():
-        start = time.perf_counter()
+        start = now()
         model = train_network(data, settings, told)
-        network_seconds = time.perf_counter() - start
+        network_seconds = (now() - start).cpu
         rows = [_map_row(model, data, ood, told)]
         for name, title, bias in (("scalla", "ScaLLA", False), ("scalla_biased", "ScaLLA biased", True)):
             rows.append(_scalla_row(name, title, bias, model, data, context, ood, settings, told))
@@ -130,7 +130,7 @@ def _scalla_row(
     def stepped(entry: HistoryEntry) -> None:
         on_progress(title, 0.95 * entry.step / settings.num_steps)
 
-    start = time.perf_counter()
+    start = now()
     la = ScaLLA(model, "classification", num_features=settings.num_features, seed=settings.seed)
     la.fit(
         DataLoader(data.train.dataset(), settings.batch_size, shuffle=True),
@@ -141,7 +141,7 @@ def _scalla_row(
         callback=stepped,
     )
     la.optimize_prior_precision("gridsearch", val_loader=DataLoader(data.val.dataset(), len(data.val)))
-    seconds = time.perf_counter() - start
+    seconds = (now() - start).cpu  # on one thread, what the clock shows where nothing else runs
     row = Row(
         name,
         title,

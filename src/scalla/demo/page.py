@@ -81,7 +81,7 @@ def _table(demo: Demo) -> str:
         Heading("ECE", "400 test digits", "expected calibration error in 15 bins; less is better"),
         Heading("probabilities", f"AUROC, {len(demo.ood)} patches", "score: entropy of the probabilities"),
         Heading("Gaussian", f"AUROC, {len(demo.ood)} patches", "score: entropy of the Gaussian over the outputs"),
-        Heading("seconds to fit", "cost", "by the clock, on one thread, the choice of the prior precision included"),
+        Heading("seconds to fit", "cost", "of one core, the choice of the prior precision included"),
     ]
     lines = [
         Line(escape(row.title), [f"<td>{cell}</td>" for cell in _cells(row)], css="" if row.name == "map" else "ours")

@@ -27,6 +27,7 @@ class Row:
     digits: Prediction
     ood: Prediction
     labels: Int64[Tensor, " N"]
+    #: of one core
     fit_seconds: float = 0.0
     prior_precision: float | None = None
     kernel_error: KernelError | None = None
