@@ -23,8 +23,8 @@ from scalla.wrapped import plain_network
 
 @pytest.mark.parametrize("wrap", [jobs.data_parallel, jobs.accelerated, jobs.unwrapped])
 def test_data_parallel_networks_fit_as_the_plain_one(wrap: Callable[[nn.Module], nn.Module]) -> None:
-    for found, wanted in zip(on_ranks(2, jobs.fit, wrap=wrap), on_ranks(2, jobs.fit), strict=True):
-        assert_same(found, wanted)
+    for found in on_ranks(2, jobs.fit, wrap=wrap):
+        assert_same(found, jobs.fit(), rtol=1e-6, atol=1e-9)
 
 
 def test_mixed_precision_is_refused() -> None:
