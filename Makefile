@@ -61,7 +61,7 @@ format: $(STAMP) ## let ruff format and mend
 	$(BIN)/ruff check --fix .
 
 bench: $(STAMP) ## time and memory of fits and predictions: JSON, a table and plots (half an hour on one core)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/perf/run.py --out docs/measured/perf $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/perf/run.py --out docs/measured/perf --page docs/performance.md $(ARGS)
 
 bench-fmnist: $(STAMP) ## the FashionMNIST benchmark at reduced length
 	$(BIN)/scalla benchmark fmnist --quick

@@ -5,6 +5,7 @@
     python benchmarks/perf/run.py --out DIR --parts quality --minutes 60
     python benchmarks/perf/run.py --out DIR --quick                    all parts on tiny networks: does it run?
     python benchmarks/perf/run.py --out DIR --table                    the table of what is there
+    python benchmarks/perf/run.py --out DIR --table --page docs/performance.md     and put into that page
 
 Seconds are those of the processor on one thread, so that other work on the machine does not count.
 """
@@ -27,7 +28,7 @@ import step
 import torch
 from networks import CLASSES, FMNIST, LARGE, QUICK
 from plots import draw
-from table import tables
+from table import filled, tables
 
 from scalla.benchmark import environment
 from scalla.benchmark.records import write_json
@@ -115,6 +116,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60, help="the most that one of its recipes may take")
     parser.add_argument("--cache", type=Path, default=Path("runs"), help="folder of the trained network")
     parser.add_argument("--data", type=Path, help="folder of the image data")
+    parser.add_argument("--page", type=Path, help="a Markdown page whose tables to replace")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--table", action="store_true", help="print the table of what is there, run nothing")
     given = parser.parse_args()
@@ -126,6 +128,8 @@ def main() -> None:
     text = tables(found)
     (given.out / "table.md").write_text(text)
     draw(found, given.out)
+    if given.page is not None:
+        given.page.write_text(filled(given.page.read_text(), found))
     print(text)
 
 

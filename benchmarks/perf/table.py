@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+
+def filled(page: str, found: Mapping[str, Mapping[str, Any]]) -> str:
+    """The page with each table between its markers, <!-- step --> and <!-- /step -->, as measured."""
+    for part, make in _TABLES.items():
+        if part in found and found[part]["rows"]:
+            text = f"<!-- {part} -->\n{make(found[part]['rows'])}\n<!-- /{part} -->"
+            page = re.sub(rf"<!-- {part} -->.*?<!-- /{part} -->", lambda _, text=text: text, page, flags=re.DOTALL)
+    return page
 
 
 def tables(found: Mapping[str, Mapping[str, Any]]) -> str:

@@ -30,6 +30,24 @@ def test_exponent_and_ratio(perf: Any) -> None:
     assert timing.median_ratio([2.0, 9.0, 8.0], [1.0, 3.0, 1.0]) == 3.0
 
 
+def test_a_page_gets_the_tables_between_its_markers(perf: Any) -> None:
+    row = perf("matching").measure(4, 3, 5, repeats=1)
+    about = {
+        "hardware": {"threads": 1, "cpu": "a processor"},
+        "versions": dict.fromkeys(("torch", "laplace-torch"), "1"),
+    }
+    found = {"matching": {"rows": [row], **about, "versions": {**about["versions"], "python": "3"}}}
+    page = "before\n<!-- matching -->\nold\n<!-- /matching -->\nafter\n<!-- step -->\nkept\n<!-- /step -->\n"
+    table = perf("table")
+    filled = table.filled(page, found)
+    assert "| 4, 3 |" in filled
+    assert "| 4, 3 |" in table.tables(found)
+    assert "old" not in filled
+    assert filled.startswith("before\n")
+    assert filled.endswith("after\n<!-- step -->\nkept\n<!-- /step -->\n")
+    assert table.filled(filled, found) == filled
+
+
 def test_the_large_networks_have_their_sizes(perf: Any) -> None:
     wanted = {"ResNet-50": 23.5e6, "ViT-B": 85.7e6, "GPT-2": 123.7e6}
     with torch.device("meta"):
