@@ -10,7 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from scalla.baselines.jacobians import exact_jacobians
+from scalla.baselines.jacobians import factored_jacobians
+from scalla.baselines.layer_factors import kernel_within
 from scalla.batches import context_loaders, inputs_of
 from scalla.functional import FrozenNetwork
 from scalla.predictive import psd_logdet
@@ -145,11 +146,9 @@ class PriorScore:
         per_input = self._network(inputs[:1]).shape[-1] * sum(p.numel() for p in params.values())
         scores = []
         for part in inputs.split(max(1, self.max_jacobian_elements // per_input)):
-            jacobians = exact_jacobians(self._network, params, part).double()
-            if self.statistic == "trace":
-                scores.append(jacobians.square().sum((-1, -2)))
-            else:
-                scores.append(psd_logdet(jacobians @ jacobians.mT))
+            kernel = kernel_within([f.double() for f in factored_jacobians(self._network, params, part)])
+            trace = kernel.diagonal(dim1=-2, dim2=-1).sum(-1)
+            scores.append(trace if self.statistic == "trace" else psd_logdet(kernel))
         return torch.cat(scores)
 
 
