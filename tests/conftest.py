@@ -8,29 +8,13 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
+from untouched import process_state
+
+#: what tests start as processes of their own is no module to look for doctests in
+collect_ignore_glob = ["**/*_child.py", "**/*_script.py"]
+
 torch.set_num_threads(1)
 install_import_hook("scalla", "shapes.checker")
-
-
-def process_state() -> dict[str, object]:
-    """What of PyTorch is global and must be as it was found."""
-    return {
-        "default dtype": torch.get_default_dtype(),
-        "grad mode": torch.is_grad_enabled(),
-        "attention fast path": torch.backends.mha.get_fastpath_enabled(),
-        "flash attention": torch.backends.cuda.flash_sdp_enabled(),
-        "efficient attention": torch.backends.cuda.mem_efficient_sdp_enabled(),
-        "cudnn attention": torch.backends.cuda.cudnn_sdp_enabled(),
-        "math attention": torch.backends.cuda.math_sdp_enabled(),
-        "mkldnn": torch.backends.mkldnn.enabled,
-        "threads": torch.get_num_threads(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "cudnn deterministic": torch.backends.cudnn.deterministic,
-        "cudnn benchmark": torch.backends.cudnn.benchmark,
-        "matmul precision": torch.get_float32_matmul_precision(),
-        "autocast": torch.is_autocast_enabled("cpu"),
-        "default device": torch.get_default_device(),
-    }
 
 
 @pytest.fixture(autouse=True)

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from cases import CASES, BagClassifier, Case, mlp, normal, old_weight_norm
-from conftest import process_state
 from oracles import dense_jacobian, outputs_of
 from scalla.functional import FrozenNetwork, select_parameters
 from scalla.jvp import ROUTES, JacobianProduct, jacobian, switched
 from scalla.probes import draw_probe
 from scalla.types import InputError, UnsupportedModuleError
+from untouched import process_state
 
 NUM = 5
 

@@ -1,4 +1,4 @@
-"""All that a method could change of a network, taken down before and compared after, to the bit."""
+"""All that a method could change of a network or of PyTorch, taken down before and compared after, to the bit."""
 
 from __future__ import annotations
 
@@ -36,3 +36,24 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     if left.dtype != right.dtype or left.shape != right.shape:
         return False
     return torch.equal(left.contiguous().flatten().view(torch.uint8), right.contiguous().flatten().view(torch.uint8))
+
+
+def process_state() -> dict[str, object]:
+    """What of PyTorch is global and must be as it was found."""
+    return {
+        "default dtype": torch.get_default_dtype(),
+        "grad mode": torch.is_grad_enabled(),
+        "attention fast path": torch.backends.mha.get_fastpath_enabled(),
+        "flash attention": torch.backends.cuda.flash_sdp_enabled(),
+        "efficient attention": torch.backends.cuda.mem_efficient_sdp_enabled(),
+        "cudnn attention": torch.backends.cuda.cudnn_sdp_enabled(),
+        "math attention": torch.backends.cuda.math_sdp_enabled(),
+        "mkldnn": torch.backends.mkldnn.enabled,
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "cudnn deterministic": torch.backends.cudnn.deterministic,
+        "cudnn benchmark": torch.backends.cudnn.benchmark,
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "default device": torch.get_default_device(),
+    }
