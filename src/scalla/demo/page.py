@@ -162,8 +162,8 @@ def _facts(demo: Demo) -> str:
             for row in demo.rows
             if row.kernel_error is not None
         ),
-        "unseen": "no hyper-parameter was chosen on the photograph of the out-of-distribution patches; the network is one of three "
-        "that were tried, with these numbers in view",
+        "unseen": "no hyper-parameter was chosen on the photograph of the out-of-distribution patches; the network is "
+        "one of three that were tried, with these numbers in view",
         "versions": ", ".join(f"{name} {version}" for name, version in environment.versions().items() if version),
         "hardware": f"{environment.hardware()['cpu']}, one thread of torch {torch.__version__}",
     }
