@@ -211,11 +211,14 @@ def test_page_answers(page: Path, tab: Browser) -> None:
 
     chart = "document.querySelector('.charts svg.plot .mark').closest('svg')"
     tab.evaluate(f"{chart}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
-    box = tab.evaluate(
-        f"(() => {{ const b = {chart}.querySelector('.s:not(.off) .mark').getBoundingClientRect();"
-        " return [b.x + b.width / 2, b.y + b.height / 2] })()"
-    )
-    tab.move_to(*box)
+    for _ in range(50):  # a busy browser may still be laying the page out
+        box = tab.evaluate(
+            f"(() => {{ const b = {chart}.querySelector('.s:not(.off) .mark').getBoundingClientRect();"
+            " return [b.x + b.width / 2, b.y + b.height / 2] })()"
+        )
+        tab.move_to(*box)
+        if not tab.evaluate("new Promise(r => setTimeout(r, 100, document.getElementById('tip').hidden))"):
+            break
     assert tab.evaluate("document.getElementById('tip').hidden") is False
     assert re.match(r".+: µs / prediction [\d.,e-]+, NLL, FashionMNIST 0\.\d+", tab.evaluate(
         "document.getElementById('tip').textContent"

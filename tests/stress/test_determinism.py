@@ -12,7 +12,7 @@ import kill_jobs
 import pytest
 import torch
 from fault_table import FaultTable
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from cases import CASES, Case, normal
@@ -20,8 +20,15 @@ from children import assert_same
 from scalla import ScaLLA
 
 
-def fitted(case: Case, *, seed: int = 0, num_steps: int = 6, dtype: torch.dtype = torch.float32) -> ScaLLA:
-    la = ScaLLA(case.model(dtype=dtype), case.likelihood, num_features=4, seed=seed)
+def fitted(
+    case: Case,
+    *,
+    seed: int = 0,
+    num_steps: int = 6,
+    dtype: torch.dtype = torch.float32,
+    model: nn.Module | None = None,
+) -> ScaLLA:
+    la = ScaLLA(model or case.model(dtype=dtype), case.likelihood, num_features=4, seed=seed)
     return la.fit(case.loader(), num_steps=num_steps)
 
 
@@ -119,7 +126,8 @@ def test_predictions_while_others_fit(table: FaultTable, name: str, times: int) 
     x = case.inputs(5)
     wanted, fit_alone = answers(la, x), answers(fitted(case, seed=3), x)
     for _ in range(times):
-        fit = lambda: answers(fitted(case, seed=3), x)
+        model = case.model()  # here: a network begins with draws of the global random state, which is everybody's
+        fit = lambda model=model: answers(fitted(case, seed=3, model=model), x)
         predict = lambda: [answers(la, x) for _ in range(10)]
         first, second, many = in_threads([fit, fit, predict])
         for found in (first, second):
