@@ -113,6 +113,15 @@ def test_predictions_as_json_lines_in_a_file_with_a_summary(place: Path, tmp_pat
     assert [r["ood_score"] for r in rows] == pytest.approx(la.ood_score(x, "variance").tolist(), rel=1e-5)
 
 
+def test_a_residual_comes_with_the_fit(place: Path, tmp_path: Path) -> None:
+    fitted = tmp_path / "fitted"
+    result = run("fit", place / "train.csv", *net(place), "--val", place / "val.csv", "--residual", "-o", fitted, *FIT)
+    assert result.exit_code == 0, result.output
+    la = ScaLLA.from_pretrained(fitted, read_network(f"{place}/nets.py:make"))
+    assert la.residual is not None
+    assert la.residual.layers == ["0", "2"]
+
+
 def test_a_regression(place: Path, tmp_path: Path) -> None:
     (tmp_path / "r.csv").write_text("a,b,price\n" + "".join(f"{i / 10},{i % 3},{i / 7}\n" for i in range(20)))
     common = ("--likelihood", "regression", "--target", "price", "--sigma-noise", "0.5", "--surrogate", "trunk")
@@ -180,6 +189,10 @@ def test_resumed_fit_is_the_uninterrupted_one(place: Path, tmp_path: Path, monke
         (("fit", "{place}/train.csv", "-n", "{place}/nets.py:make", "-o", "{tmp}/x", "--bias"), "without context"),
         (
             ("fit", "{place}/train.csv", "-n", "{place}/nets.py:make", "-o", "{tmp}/x", "--tune", "gradient"),
+            "without --val",
+        ),
+        (
+            ("fit", "{place}/train.csv", "-n", "{place}/nets.py:make", "-o", "{tmp}/x", "--residual"),
             "without --val",
         ),
         (

@@ -113,6 +113,14 @@ def fit(
             rich_help_panel=METHOD,
         ),
     ] = Tuning.none,
+    residual: Annotated[
+        bool,
+        typer.Option(
+            "--residual",
+            help="Add the variance of unfamiliar inputs, calibrated on --val and a context made of the training data.",
+            rich_help_panel=METHOD,
+        ),
+    ] = False,
     steps: Annotated[int, typer.Option(min=0, rich_help_panel=TRAINING)] = 2000,
     probe: Annotated[Probe, typer.Option(rich_help_panel=TRAINING)] = Probe.rademacher,
     num_probes: Annotated[int, typer.Option(help="At each step.", min=1, rich_help_panel=TRAINING)] = 1,
@@ -155,8 +163,10 @@ def fit(
     from scalla.distributed import process_group
     from scalla.method import ScaLLA
 
-    if val is None and (tune in (Tuning.gridsearch, Tuning.gradient) or patience is not None):
-        raise InputError("got --tune gridsearch, --tune gradient or --patience without --val; they need held-out data")
+    if val is None and (residual or tune in (Tuning.gridsearch, Tuning.gradient) or patience is not None):
+        raise InputError(
+            "got --tune gridsearch, --tune gradient, --residual or --patience without --val; they need held-out data"
+        )
     options = InputOptions(
         size=image_size(size), grey=grey, mean=numbers(mean, "--mean"), std=numbers(std, "--std"), targets=words(target)
     )
@@ -199,6 +209,9 @@ def fit(
         )
         if tune is not Tuning.none:
             la.optimize_prior_precision(method=tune.value, val_loader=val_loader)
+        if residual:
+            assert val_loader is not None
+            la.fit_residual(train.loader(batch_size), val_loader, progress_bar=first and not quiet)
         if first:
             la.save_pretrained(folder, val_loader=val_loader, dataset=val or "")
             example = train.first_input()
