@@ -14,6 +14,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from pages import write_into
+
 from scalla.benchmark import environment
 from scalla.benchmark.clock import now
 from scalla.benchmark.images import Images, as_float, checksums
@@ -102,10 +104,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--methods", default=",".join(METHODS), help="rows, separated by commas")
     parser.add_argument("--table", action="store_true", help="print the table of what is there, and measure nothing")
+    parser.add_argument("--page", type=Path, help="page that the table is written into")
     options = parser.parse_args()
     if not options.table:
         run(options.out, options.cache, options.seed, options.methods.split(","))
     print(table(options.out))
+    if options.page is not None:
+        write_into(options.page, table(options.out), source="benchmarks/second_task.py")
 
 
 if __name__ == "__main__":
