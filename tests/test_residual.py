@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 
@@ -262,6 +263,26 @@ def test_saved_and_loaded(network: nn.Module, tmp_path: Path, surrogate: str) ->
     other = ScaLLA(network, num_features=6, seed=3, surrogate=surrogate)
     other.load_state_dict(la.state_dict())
     assert torch.equal(other(x), la(x))
+
+
+def test_half_precision_saved_and_loaded(network: nn.Module, tmp_path: Path) -> None:
+    """Distances are kept in float32 beside a network in bfloat16, and come back so."""
+    half = copy.deepcopy(network).bfloat16()
+    x, y = blobs(120, 0)
+    la = ScaLLA(half, num_features=3).fit(loader(x.bfloat16(), y), num_steps=2)
+    la.fit_residual(loader(x.bfloat16(), y), loader(x.bfloat16(), y), context=None)
+    assert la.residual is not None
+    assert la.residual.scale.dtype == torch.float32
+    la.save(tmp_path / "la.safetensors")
+    assert torch.equal(ScaLLA.load(tmp_path / "la.safetensors", half)(x), la(x))
+
+
+def test_fitted_again_the_layers_speak_once(network: nn.Module) -> None:
+    la = with_residual(network)
+    la.fit_residual(loader(*blobs(300, 0)), loader(*blobs(200, 1)), layers=["2", "4"])
+    assert la.feature_map is not None
+    twin = la.feature_map.network.twin
+    assert [len(m._forward_pre_hooks) for m in twin] == [0, 0, 1, 0, 1]
 
 
 def test_damaged_residual_is_refused(network: nn.Module, tmp_path: Path) -> None:

@@ -22,11 +22,9 @@ class ClassGaussians(nn.Module):
     whitening: Float[Tensor, "G D D"]
     log_dets: Float[Tensor, " G"]
 
-    def __init__(self, num_classes: int, num_dims: int, *, shared: bool | None = None, like: Tensor) -> None:
-        """`shared`: one covariance for all classes; None decides by their size."""
+    def __init__(self, num_classes: int, num_dims: int, *, shared: bool, like: Tensor) -> None:
+        """`shared`: one covariance for all classes."""
         super().__init__()
-        if shared is None:
-            shared = num_classes * num_dims**2 > MAX_COVARIANCE_NUMBERS
         num_groups = 1 if shared else num_classes
         self.register_buffer("means", like.new_zeros(num_classes, num_dims))
         self.register_buffer("whitening", like.new_zeros(num_groups, num_dims, num_dims))

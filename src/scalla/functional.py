@@ -237,16 +237,21 @@ def select_parameters(network: FrozenNetwork, parameters: ParameterFilter, x: In
     return {k: p.detach() for k, p in chosen.items()}
 
 
-def find_head(network: FrozenNetwork, x: Inputs) -> str:
-    """The name of the last linear (or convolutional) layer with C outputs that runs on x."""
-    ran: list[tuple[str, Head]] = []
+def layers_that_run(network: FrozenNetwork, x: Inputs) -> tuple[Tensor, list[tuple[str, Head, tuple[Tensor, ...]]]]:
+    """The outputs at the first inputs of x; name, layer and what it is given of all that can be a head, as they run."""
+    ran: list[tuple[str, Head, tuple[Tensor, ...]]] = []
     probe = make_twin(network.model)
     for name, module in probe.named_modules():
         if isinstance(module, Head):
-            module.register_forward_hook(lambda mod, args, out, name=name: ran.append((name, mod)))
+            module.register_forward_hook(lambda mod, args, out, name=name: ran.append((name, mod, args)))
     with torch.no_grad():
-        outputs = logits_of(call(probe, network.prepare(first_rows(x, 2))))
-    heads = [name for name, module in ran if output_features(module) == outputs.shape[-1]]
+        return logits_of(call(probe, network.prepare(first_rows(x, 2)))), ran
+
+
+def find_head(network: FrozenNetwork, x: Inputs) -> str:
+    """The name of the last linear (or convolutional) layer with C outputs that runs on x."""
+    outputs, ran = layers_that_run(network, x)
+    heads = [name for name, module, _ in ran if output_features(module) == outputs.shape[-1]]
     if not heads:
         raise InputError(
             f"found no linear or convolutional layer with C = {outputs.shape[-1]} outputs in "

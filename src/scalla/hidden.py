@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from scalla.functional import FrozenNetwork, Tap, batch_size, call, first_rows, make_twin
+from scalla.functional import FrozenNetwork, Tap, batch_size, layers_that_run
 from scalla.types import InputError, Inputs
 
 #: where the layers of this thread put what they are given, while somebody asks for it
@@ -35,18 +36,28 @@ def recorded() -> Iterator[dict[str, Float[Tensor, "B D"]]]:
         _found.reset(token)
 
 
+@dataclass(frozen=True)
+class _Mark:
+    """A hook of a layer, which says what the layer is given."""
+
+    name: str
+
+    def __call__(self, layer: nn.Module, args: tuple[Any, ...]) -> None:
+        found = _found.get()
+        if found is not None and args and isinstance(args[0], Tensor):
+            found[self.name] = vectors(args[0], layer)
+
+
 def mark(network: FrozenNetwork, layers: Sequence[str]) -> None:
-    """Let these layers of the network's twin, which nobody else sees, say what they are given."""
+    """Let these layers of the network's twin, which nobody else sees, say what they are given, and no others."""
+    for module in network.twin.modules():
+        hooks = module._forward_pre_hooks
+        for key in [key for key, hook in hooks.items() if isinstance(hook, _Mark)]:
+            del hooks[key]
     for name in layers:
         layer = network.twin.get_submodule(name)
         layer = layer.head if isinstance(layer, Tap) else layer
-        layer.register_forward_pre_hook(lambda module, args, name=name: _note(name, module, args))
-
-
-def _note(name: str, layer: nn.Module, args: tuple[Any, ...]) -> None:
-    found = _found.get()
-    if found is not None and args and isinstance(args[0], Tensor):
-        found[name] = vectors(args[0], layer)
+        layer.register_forward_pre_hook(_Mark(name))
 
 
 def vectors(h: Float[Tensor, "B ..."], layer: nn.Module) -> Float[Tensor, "B D"]:
@@ -59,15 +70,9 @@ def vectors(h: Float[Tensor, "B ..."], layer: nn.Module) -> Float[Tensor, "B D"]
 
 def usual_layers(network: FrozenNetwork, x: Inputs) -> list[str]:
     """The last convolution, and the last linear layers that are given one vector for each input, as they run."""
-    ran: dict[str, tuple[nn.Module, int]] = {}
-    twin = make_twin(network.model)
-    for name, module in twin.named_modules():
-        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            module.register_forward_pre_hook(lambda mod, args, name=name: ran.update({name: (mod, args[0].ndim)}))
-    with torch.no_grad():
-        call(twin, network.prepare(first_rows(x, 2)))
-    convolutions = [name for name, (layer, _) in ran.items() if not isinstance(layer, nn.Linear)]
-    linear = [name for name, (layer, ndim) in ran.items() if isinstance(layer, nn.Linear) and ndim == 2]
+    given = {name: (layer, args[0].ndim) for name, layer, args in layers_that_run(network, x)[1] if args}
+    convolutions = [name for name, (layer, _) in given.items() if not isinstance(layer, nn.Linear)]
+    linear = [name for name, (layer, ndim) in given.items() if isinstance(layer, nn.Linear) and ndim == 2]
     if not linear and not convolutions:
         raise InputError(
             f"found no convolution in {type(network.model).__name__}, and no linear layer that is given one vector for "

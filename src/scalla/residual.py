@@ -26,6 +26,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from scalla.density import ClassGaussians
+from scalla.predictive import log_mean_softmax
 from scalla.types import InputError, Likelihood
 
 #: draws of the logits when v is calibrated, and numbers that these may be
@@ -133,8 +134,13 @@ def _log_likelihood(
     logits = data.spread + added.sqrt() * noise
     if logits.shape[-1] == 1:
         logits = torch.cat([-logits, logits], -1) / 2
-    log_probs = torch.logsumexp(torch.log_softmax(logits, -1), 0) - math.log(len(logits))
+    log_probs = log_mean_softmax([logits])
     return log_probs.mean(-1) if data.labels is None else log_probs.gather(-1, data.labels[:, None])[:, 0]
+
+
+def at_least_single(t: Tensor) -> Tensor:
+    """Half precision is too coarse for squared distances."""
+    return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
 def described(residual: Residual | None) -> dict[str, Any] | None:

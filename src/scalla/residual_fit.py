@@ -18,7 +18,7 @@ from scalla.ggn import check_inputs
 from scalla.hidden import check_layers, hidden_of, mark, usual_layers
 from scalla.likelihoods import check_labels
 from scalla.probes import mix_seed
-from scalla.residual import MAX_NUMBERS, NUM_DRAWS, Outcome, Residual, calibrated
+from scalla.residual import MAX_NUMBERS, NUM_DRAWS, Outcome, Residual, at_least_single, calibrated
 from scalla.types import InputError, Loader
 
 if TYPE_CHECKING:
@@ -124,7 +124,8 @@ def _densities(
             moments[name].add(h, y)
     found = []
     for name in names:
-        gaussians = ClassGaussians(num_classes, len(moments[name].origin), like=_at_least_single(like))
+        num_dims, shared = len(moments[name].origin), len(moments[name].squares) == 1
+        gaussians = ClassGaussians(num_classes, num_dims, shared=shared, like=at_least_single(like))
         moments[name].write(gaussians, ridge=ridge)
         found.append(gaussians)
     return found
@@ -148,8 +149,8 @@ def _outcomes(
         x = inputs_of(batch)
         check_inputs(x, what)
         outputs, features = la._outputs_and_features(x)
-        factor = (features.double() @ la._posterior.factor).to(_at_least_single(outputs))
-        outputs = _at_least_single(outputs)
+        factor = (features.double() @ la._posterior.factor).to(at_least_single(outputs))
+        outputs = at_least_single(outputs)
         means.append(outputs)
         if la.likelihood == "regression":
             spreads.append(factor.square().sum(-1) + la._posterior.sigma_noise.square().to(outputs))
@@ -162,8 +163,3 @@ def _outcomes(
     spread = torch.cat(spreads, -2)  # the dimension of inputs, of variances (B, C) and of samples (S, B, C)
     outcome = Outcome(torch.cat(means), spread, torch.empty(0), torch.cat(labels) if labels else None)
     return outcome, {name: torch.cat([h[name] for h in hidden]) for name in names}
-
-
-def _at_least_single(t: Tensor) -> Tensor:
-    """Half precision is too coarse for squared distances."""
-    return t.to(torch.promote_types(t.dtype, torch.float32))

@@ -17,7 +17,7 @@ from scalla.functional import Head, output_features
 from scalla.ggn import GGNSums, empty_sums
 from scalla.hidden import mark
 from scalla.posterior import Posterior
-from scalla.residual import blank, described
+from scalla.residual import at_least_single, blank, described
 from scalla.training import HistoryEntry
 from scalla.types import FileFormatError, InputError
 
@@ -207,7 +207,7 @@ def restore(la: ScaLLA, meta: Mapping[str, Any], sums: GGNSums | None = None) ->
     la.posterior = la._posterior_of(features, GGNSums(sums.ggn.to(device), sums.loss.to(device), sums.num_data))
     la.residual = None
     if meta["residual"] is not None:
-        scale = torch.empty(meta["num_outputs"], dtype=features.plain.dtype, device=device)
+        scale = at_least_single(torch.empty(meta["num_outputs"], dtype=features.plain.dtype, device=device))
         la.residual = blank(meta["residual"], scale)
         mark(features.network, la.residual.layers)
 
