@@ -31,7 +31,7 @@ from scalla.density import ClassGaussians, ClassMoments
 from scalla.functional import FrozenNetwork
 from scalla.hidden import hidden_of, mark
 from scalla.predictive import Prediction
-from scalla.residual import NUM_DRAWS, Outcome, calibrated, variance
+from scalla.residual import NUM_DRAWS, UNFAMILIAR, Outcome, calibrated, variance
 
 #: inputs of the convolutions, and of the linear layers
 LAYERS = ("3", "6", "10", "12")
@@ -56,12 +56,15 @@ class Choice:
     combined: str = "rms above 0"
     context: str = "made"
     weight: float = 0.01
+    beyond: float = UNFAMILIAR
+    tempered: bool = True
 
     @property
     def title(self) -> str:
         covariance = "shared" if self.shared else "by class"
-        beside = self.context if self.context == "none" else f"{self.context} × {self.weight:g}"
-        return f"layers {' '.join(self.layers)} | {covariance}, ridge {self.ridge:g} | {self.combined} | {beside}"
+        beside = self.context if self.context == "none" else f"{self.context} × {self.weight:g}, z ≥ {self.beyond:g}"
+        words = f"layers {' '.join(self.layers)} | {covariance}, ridge {self.ridge:g} | {self.combined} | {beside}"
+        return words if self.tempered else f"{words} | κ = 1"
 
 
 def choices() -> Iterator[Choice]:
@@ -79,6 +82,11 @@ def choices() -> Iterator[Choice]:
     for name, weights in (("made", (0.001, 0.003, 0.03, 0.1)), ("MNIST", (0.001, 0.003, 0.01, 0.03, 0.1))):
         for weight in weights:
             yield replace(base, context=name, weight=weight)
+    for beyond in (0.0, 0.5, 0.75):
+        yield replace(base, beyond=beyond)
+    for beyond in (0.0, UNFAMILIAR):
+        yield replace(base, beyond=beyond, tempered=False)
+    yield replace(base, context="none", tempered=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,21 +165,28 @@ def measure(choice: Choice, images: Images, seen: dict[str, Seen], distances: Di
     shape = calibrated(
         "classification",
         outcome("validation", images.validation[1]),
-        None if choice.context == "none" else outcome(choice.context, None),
+        None if choice.context == "none" else outcome(choice.context, None).beyond(choice.beyond),
         weight=choice.weight,
         scale=torch.ones(10),
+        tempered=choice.tempered,
     )
     noise = torch.randn(10, NUM_SAMPLES, generator=torch.Generator().manual_seed(0))
 
     def predicted(name: str) -> Prediction:
-        added = variance(z[name], *shape.to(z[name]))
+        outputs_scale, *rest = shape.to(z[name])
+        added = variance(z[name], *rest)
         factor = torch.diag_embed(added.sqrt()[:, None].expand(-1, 10))
-        return Prediction(seen[name].outputs, factor, link="mc", noise=noise)
+        return Prediction(outputs_scale * seen[name].outputs, factor, link="mc", noise=noise)
 
     inside, y = predicted("test"), images.test[1]
+    held_out = predicted("validation")
     alone = torch.softmax(seen["test"].outputs, -1)
     return {
         "shape": shape.tolist(),
+        "validation": {
+            "nll": metrics.nll(held_out.probs, images.validation[1]),
+            "ece": metrics.ece(held_out.probs, images.validation[1]),
+        },
         "accuracy": metrics.accuracy(inside.probs, y),
         "nll": metrics.nll(inside.probs, y),
         "ece": metrics.ece(inside.probs, y),
@@ -193,18 +208,36 @@ def table(folder: Path) -> str:
     if not runs:
         return "nothing measured yet"
     names = list(runs[0]["auroc"])
-    heads = ["choice", "ACC", "NLL", "ECE", *(name.removeprefix("out: ").removeprefix("made: ") for name in names)]
+    heads = [
+        "choice",
+        "held-out NLL",
+        "held-out ECE",
+        "ACC",
+        "NLL",
+        "ECE",
+        *(name.removeprefix("out: ").removeprefix("made: ") for name in names),
+    ]
     lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     alone = runs[0]["map"]
     lines.append(
-        f"| MAP | {100 * alone['accuracy']:.2f} | {alone['nll']:.4f} | {alone['ece']:.4f} |" + " |" * len(names)
+        f"| MAP | | | {100 * alone['accuracy']:.2f} | {alone['nll']:.4f} | {alone['ece']:.4f} |" + " |" * len(names)
     )
     for run in runs:
         cells = [f"{run['auroc'][n]['entropy']:.3f} / {run['auroc'][n]['z']:.4f}" for n in names]
         title = run["title"].replace(" | ", "; ")
         lines.append(
             "| "
-            + " | ".join([title, f"{100 * run['accuracy']:.2f}", f"{run['nll']:.4f}", f"{run['ece']:.4f}", *cells])
+            + " | ".join(
+                [
+                    title,
+                    f"{run['validation']['nll']:.4f}",
+                    f"{run['validation']['ece']:.4f}",
+                    f"{100 * run['accuracy']:.2f}",
+                    f"{run['nll']:.4f}",
+                    f"{run['ece']:.4f}",
+                    *cells,
+                ]
+            )
             + " |"
         )
     return "\n".join(lines)

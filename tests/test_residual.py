@@ -133,7 +133,7 @@ def test_variance_is_its_formula(network: nn.Module) -> None:
     la = with_residual(network)
     assert la.residual is not None
     x = blobs(40, 5)[0]
-    base, log_size, power = la.residual.shape.tolist()
+    outputs_scale, base, log_size, power = la.residual.shape.tolist()
     frozen = FrozenNetwork(network)
     mark(frozen, la.residual.layers)
     hidden = hidden_of(frozen, la.residual.layers, x)
@@ -142,7 +142,9 @@ def test_variance_is_its_formula(network: nn.Module) -> None:
     added = base + (log_size + power * z).exp()
     with torch.no_grad():
         features = la.features(x)
-    wanted = features @ la.posterior_covariance @ features.mT + added[:, None, None] * torch.eye(3, dtype=x.dtype)
+    posterior = features @ la.posterior_covariance @ features.mT
+    wanted = outputs_scale**2 * posterior + added[:, None, None] * torch.eye(3, dtype=x.dtype)
+    torch.testing.assert_close(la.predict(x).mean, outputs_scale * network(x).detach())
     torch.testing.assert_close(la.functional_variance(x), wanted, rtol=1e-9, atol=1e-12)
     assert la.residual.layers == ["0", "2", "4"]
 
@@ -161,13 +163,13 @@ def test_draws_are_functions(network: nn.Module) -> None:
     """Samples at two places have the covariance that is claimed, and those without a residual keep their draws of w."""
     plain, la = fitted(network), with_residual(network)
     x = torch.cat([blobs(2, 7)[0], torch.tensor([[9.0, -9.0]], dtype=torch.float64)])
-    samples = la.functional_samples(x, 40_000) - network(x).detach()
+    samples = la.functional_samples(x, 40_000) - la.predict(x).mean
     empirical = torch.einsum("sbc,sde->bcde", samples, samples).reshape(9, 9) / 40_000
     wanted = la.functional_covariance(x)
     assert float((empirical - wanted).norm() / wanted.norm()) < 0.05
     torch.testing.assert_close(la.function_sampler(5)(x), la.functional_samples(x, 5))
     assert la.residual is not None
-    la.residual.shape.copy_(torch.tensor([0.0, -40.0, 0.0]))
+    la.residual.shape.copy_(torch.tensor([1.0, 0.0, -40.0, 0.0]))
     torch.testing.assert_close(la.functional_samples(x, 5), plain.functional_samples(x, 5), atol=1e-7, rtol=0)
 
 
@@ -192,8 +194,32 @@ def test_context_makes_its_like_uncertain(network: nn.Module) -> None:
     assert float(beside.predict(far).entropy.mean()) > float(without.predict(far).entropy.mean())
 
 
+def test_context_as_familiar_as_held_out_data_is_left_out_and_said_so(network: nn.Module) -> None:
+    x = blobs(200, 1)[0]
+    alone = with_residual(network, context=None)
+    with pytest.warns(UserWarning, match="every input of the context is as familiar as held-out data"):
+        beside = with_residual(network, context=x[alone.predict(x).entropy.argsort()[:50]], context_weight=1.0)
+    assert alone.residual is not None
+    assert beside.residual is not None
+    torch.testing.assert_close(beside.residual.shape, alone.residual.shape)
+
+
+def test_overconfident_network_is_tempered(network: nn.Module) -> None:
+    loud = copy.deepcopy(network)
+    with torch.no_grad():
+        loud[-1].weight.mul_(20)
+        loud[-1].bias.mul_(20)
+    x, y = blobs(2000, 4)
+    y = torch.where(torch.rand(len(y), generator=torch.Generator().manual_seed(0)) < 0.2, (y + 1) % 3, y)
+    found = fitted(loud).fit_residual(loader(*blobs(300, 0)), loader(x[::2], y[::2]), context=None)
+    assert found.residual is not None
+    assert float(found.residual.shape[0]) < 0.5
+    alone, tempered = loud(x[1::2]).softmax(-1), found.predict(x[1::2], link_approx="mc", n_samples=500).probs
+    assert metrics.ece(tempered, y[1::2]) < 0.4 * metrics.ece(alone, y[1::2])
+
+
 def test_calibration_is_an_optimum_of_what_it_says(network: nn.Module) -> None:
-    """No neighbour of (v₀, α, p) has a better held-out likelihood by Monte Carlo than what was found."""
+    """No neighbour of (κ, v₀, α, p) has a better held-out likelihood by Monte Carlo than what was found."""
     la = with_residual(network, context=None)
     assert la.residual is not None
     found = la.residual.shape.clone()
@@ -205,7 +231,7 @@ def test_calibration_is_an_optimum_of_what_it_says(network: nn.Module) -> None:
         return float(la.predict(x, link_approx="mc", n_samples=2000).log_prob(y).mean())
 
     best = held_out(found)
-    for change in ([1, 1, 0], [0, 3, 0], [0, -3, 0], [0, 0, 3]):
+    for change in ([0.3, 0, 0, 0], [-0.3, 0, 0, 0], [0, 1, 1, 0], [0, 0, 3, 0], [0, 0, -3, 0], [0, 0, 0, 3]):
         assert held_out(found + torch.tensor(change)) < best + 2e-3
 
 
@@ -226,6 +252,7 @@ def test_regression_in_the_units_of_each_output() -> None:
     narrow = la.predict(torch.tensor([[6.0]])).var
     la.fit_residual(train, held)
     assert la.residual is not None
+    assert float(la.residual.shape[0]) == 1.0
     torch.testing.assert_close(la.residual.scale, (net(x[1::2]) - y[1::2]).square().mean(0).detach())
     assert bool((la.predict(torch.tensor([[6.0]])).var > narrow).all())
     with pytest.raises(InputError, match="got a context for a regression"):

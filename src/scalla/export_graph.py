@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from scalla.functional import call, logits_of, make_twin
 from scalla.hidden import recorded
-from scalla.predicting import with_residual
 from scalla.predictive import Prediction, entropy_gram, ood_score
 from scalla.residual import Residual
 from scalla.surrogate import Mirror, Trunk
@@ -104,7 +103,7 @@ class PredictiveGraph(nn.Module):
             features = surrogate(x) if isinstance(surrogate, Mirror) else call(surrogate, x)
         factor = features @ self.factor.to(features)
         if isinstance(residual, Residual):
-            factor = with_residual(factor, residual(hidden))
+            outputs, factor = residual.beside(outputs, factor, hidden)
         return Prediction(
             outputs.to(features.dtype), factor, self.likelihood, self.link, noise=self.noise, noise_var=self.noise_var
         )

@@ -42,7 +42,7 @@ class LinearizedPredictive(nn.Module):
             return self._fitted_map(x)
 
     def _outputs_and_factor(self, x: Inputs) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B C R"]]:
-        """f(x), and A with A Aᵀ = Σ(x): g(x) R, and with a residual √v(x) beside it for each output."""
+        """f(x), and A with A Aᵀ = Σ(x): g(x) R; with a residual κ f(x), and √v(x) beside κ g(x) R for each output."""
         posterior = self._posterior
         with recorded() as hidden:
             outputs, features = self._outputs_and_features(x)
@@ -51,7 +51,7 @@ class LinearizedPredictive(nn.Module):
         if self.residual is None:
             return outputs, factor
         with torch.set_grad_enabled(self.enable_backprop and torch.is_grad_enabled()):
-            return outputs, with_residual(factor, self.residual(hidden))
+            return self.residual.beside(outputs, factor, hidden)
 
     def predict(
         self,
@@ -253,11 +253,6 @@ class LinearizedPredictive(nn.Module):
     def log_det_ratio(self) -> Float[Tensor, ""]:
         """log det(I + H/(Tδ))."""
         return self._posterior.log_det_ratio()
-
-
-def with_residual(factor: Float[Tensor, "B C R"], variance: Float[Tensor, "B C"]) -> Float[Tensor, "B C R+C"]:
-    """[A, diag(√v)], of Σ(x) + diag(v)."""
-    return torch.cat([factor, torch.diag_embed(variance.sqrt().to(factor))], -1)
 
 
 def _mean_probs(samples: Float[Tensor, "S B C"]) -> Float[Tensor, "B C"]:

@@ -1,7 +1,8 @@
-"""A residual for a fitted ScaLLA: densities from the training data, three numbers from held-out data."""
+"""A residual for a fitted ScaLLA: densities from the training data, four numbers from held-out data."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from scalla.ggn import check_inputs
 from scalla.hidden import check_layers, hidden_of, mark, usual_layers
 from scalla.likelihoods import check_labels
 from scalla.probes import mix_seed
-from scalla.residual import MAX_NUMBERS, NUM_DRAWS, Outcome, Residual, at_least_single, calibrated
+from scalla.residual import MAX_NUMBERS, NUM_DRAWS, UNFAMILIAR, Outcome, Residual, at_least_single, calibrated
 from scalla.types import InputError, Loader
 
 if TYPE_CHECKING:
@@ -81,8 +82,17 @@ def fitted_residual(
             torch.cat([o.spread for o, _ in parts], -2),
             torch.cat([residual.unfamiliarity(h) for _, h in parts]),
             None,
-        )
-    residual.shape.copy_(calibrated(la.likelihood, held_out, outside, weight=context_weight, scale=scale))
+        ).beyond(UNFAMILIAR)
+        if outside is None:
+            warnings.warn(
+                "to these layers every input of the context is as familiar as held-out data; v(x) follows the held-out "
+                "data alone. Name other layers, or give a context that differs more",
+                stacklevel=3,
+            )
+    tempered = la.likelihood == "classification"
+    residual.shape.copy_(
+        calibrated(la.likelihood, held_out, outside, weight=context_weight, scale=scale, tempered=tempered)
+    )
     return residual
 
 

@@ -113,8 +113,10 @@ def _row_with_residual(name: str, title: str, *, bias: bool, context: str, note:
 
 def found_of_residual(method: ScaLLA) -> dict[str, float]:
     assert method.residual is not None
-    base, log_size, power = method.residual.shape.tolist()
-    return {**found(method), "residual_base": base, "residual_log_size": log_size, "residual_power": power}
+    names = ("outputs_scale", "base", "log_size", "power")
+    return found(method) | {
+        f"residual_{name}": v for name, v in zip(names, method.residual.shape.tolist(), strict=True)
+    }
 
 
 ROWS = (
