@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from scalla.baselines.protocol import Detector, Method
 from scalla.benchmark.batches import TensorBatches
+from scalla.benchmark.shared_fits import SharedFits
 from scalla.types import InputError
 
 Settings: TypeAlias = Mapping[str, Any]
@@ -34,6 +35,8 @@ class Problem:
     #: inputs on which a kernel error may be watched while fitting; nothing is chosen by it
     watched: Tensor | None = None
     progress_bar: bool = False
+    #: fits that rows have in common
+    fits: SharedFits | None = None
 
     def loader(self, batch_size: int, *, shuffle: bool = False) -> TensorBatches:
         return TensorBatches(*self.train, batch_size, shuffle)

@@ -16,14 +16,27 @@ from scalla.benchmark.batches import TensorBatches
 from scalla.benchmark.methods.row import Problem, Row, Settings
 from scalla.types import InputError
 
+#: settings that the fit depends on; the others come after it
+OF_FIT = ("num_features", "surrogate", "start", "bias", "batch_size", "num_steps", "num_probes", "lr", "score_every")
+
 
 def fit(problem: Problem, settings: Settings) -> ScaLLA:
+    if problem.fits is None:
+        method = fitted(problem, settings)
+    else:
+        decisive = {name: settings[name] for name in OF_FIT}
+        method = problem.fits.fit(problem.model, decisive, lambda: fitted(problem, settings))
+    reconfigure(method, settings)
+    return method
+
+
+def fitted(problem: Problem, settings: Settings) -> ScaLLA:
     method = ScaLLA(
         problem.model,
         problem.likelihood,
         num_features=settings["num_features"],
         surrogate=settings["surrogate"],
-        prior_precision=settings["prior_precision"],
+        surrogate_options={"start": settings["start"]},
         seed=problem.seed,
     )
     watched = problem.watched
@@ -70,6 +83,7 @@ def found(method: ScaLLA) -> dict[str, float]:
 SETTINGS: Settings = {
     "num_features": 100,
     "surrogate": "mirror",
+    "start": "random",
     "num_steps": 4000,
     "num_probes": 1,
     "batch_size": 64,
