@@ -4,9 +4,12 @@
     python benchmarks/surrogates.py --out DIR --quick                       the same at a hundredth of the length
     python benchmarks/surrogates.py --out DIR --table                       the table of what is there
 
+    python benchmarks/surrogates.py --out docs/measured/starts --starts     what the start is worth outside, 40 min
+
 On the network of the benchmark's `paper` protocol. Each fit is one JSON; one that is there is not run again. The
 error is that of 100 + 100 inputs which no fit sees: the last of FashionMNIST's training images, and the last of MNIST's
-test images (the context is the rest of them). No test image of FashionMNIST, and nothing of KMNIST, is looked at.
+test images (the context is the rest of them). No test image of FashionMNIST, and nothing of KMNIST, is looked at; but
+with `--starts` the Gaussian score of 2,000 test images is compared with that of every further set, δ = 1.
 """
 
 from __future__ import annotations
@@ -31,9 +34,10 @@ from scalla.benchmark.network import network_settings, trained_network
 from scalla.benchmark.records import digest_of, write_json
 from scalla.functional import FrozenNetwork
 from scalla.kernel_error import exact_kernel, kernel_error, without_cross_groups
+from scalla.metrics import auroc
 from scalla.training import HistoryEntry
 
-NUM_HELD, BATCH, NUM_FEATURES = 100, 64, 100
+NUM_HELD, BATCH, NUM_FEATURES, NUM_SCORED = 100, 64, 100, 2000
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,7 @@ class Fit:
     num_probes: int = 1
     bias: bool = False
     seed: int = 0
+    batch: int = BATCH
 
     @property
     def name(self) -> str:
@@ -77,6 +82,18 @@ def grid() -> Iterator[Fit]:
         yield replace(kind, num_steps=4000, bias=True)
 
 
+def starts() -> Iterator[Fit]:
+    """Trained and random weights in this library's batches and at the published rate in the published ones."""
+    published = Fit(lr=5e-5, batch=5, num_steps=40_000)
+    for bias in (True, False):
+        for start in ("trained", "random"):
+            options = (("start", start),)
+            yield Fit(options=options, num_steps=4000, bias=bias)
+            yield replace(published, options=options, bias=bias)
+    yield Fit(options=(("start", "random"),), lr=2e-4, num_steps=4000, bias=True)
+    yield Fit(options=(("start", "random"),), lr=1e-4, batch=16, num_steps=15_000, bias=True)
+
+
 @dataclass(frozen=True, eq=False)
 class Setting:
     """Network, data and the exact kernel of the held-out inputs."""
@@ -87,6 +104,8 @@ class Setting:
     held: tuple[Tensor, Tensor]
     kernel: Tensor
     data: dict[str, str]
+    test: Tensor
+    out: dict[str, Tensor]
 
     @staticmethod
     def load(cache: Path, data_root: Path | None, *, quick: bool) -> Setting:
@@ -99,7 +118,16 @@ class Setting:
         frozen = FrozenNetwork(network.model)
         params = {k: p.detach() for k, p in network.model.named_parameters()}
         kernel = exact_kernel(frozen, params, torch.cat(held))
-        return Setting(network.model, (x[:-num], y[:-num]), context[:-num], held, kernel, data)
+        return Setting(
+            network.model, (x[:-num], y[:-num]), context[:-num], held, kernel, data, images.test[0], images.out
+        )
+
+    def gaussian_auc(self, la: ScaLLA) -> dict[str, float]:
+        def scores(x: Tensor) -> Tensor:
+            return torch.cat([la.ood_score(part) for part in x[:NUM_SCORED].split(500)])
+
+        inside = scores(self.test)
+        return {name: auroc(inside, scores(x)) for name, x in self.out.items()}
 
     def error(self, la: ScaLLA, *, bias: bool) -> KernelError:
         features = la.features(torch.cat(self.held))
@@ -107,7 +135,7 @@ class Setting:
         return kernel_error(features, without_cross_groups(self.kernel, sizes) if bias else self.kernel)
 
 
-def run(fit: Fit, setting: Setting) -> dict[str, Any]:
+def run(fit: Fit, setting: Setting, *, score: bool = False) -> dict[str, Any]:
     la = ScaLLA(
         setting.model,
         num_features=NUM_FEATURES,
@@ -115,7 +143,7 @@ def run(fit: Fit, setting: Setting) -> dict[str, Any]:
         surrogate_options=dict(fit.options),
         seed=fit.seed,
     )
-    loader = TensorBatches(*setting.train, BATCH, shuffle=True)
+    loader = TensorBatches(*setting.train, fit.batch, shuffle=True)
     began, trained = now(), [now()]
 
     def note(entry: HistoryEntry) -> None:
@@ -124,6 +152,7 @@ def run(fit: Fit, setting: Setting) -> dict[str, Any]:
     la.fit(
         loader,
         context=setting.context,
+        context_batch_size=fit.batch,
         bias=fit.bias,
         num_steps=fit.num_steps,
         num_probes=fit.num_probes,
@@ -139,15 +168,36 @@ def run(fit: Fit, setting: Setting) -> dict[str, Any]:
         "title": fit.title,
         "error": error.error,
         "floor": error.floor,
-        "jvp_inputs": 2 * BATCH * fit.num_steps * fit.num_probes,
+        "jvp_inputs": 2 * fit.batch * fit.num_steps * fit.num_probes,
         "weights": sum(p.numel() for p in la.surrogate.parameters()),
         **(trained[-1] - began).named("training"),
         **(done - trained[-1]).named("precision"),
+        **({"gaussian_auc": setting.gaussian_auc(la)} if score else {}),
     }
 
 
 def table(out: Path) -> str:
     rows = sorted((json.loads(path.read_text()) for path in out.glob("*.json")), key=_order)
+    return _table_of_starts(rows) if rows and "gaussian_auc" in rows[0] else _table(rows)
+
+
+def _table_of_starts(rows: list[dict[str, Any]]) -> str:
+    sets = list(rows[0]["gaussian_auc"])
+    lines = [
+        f"| start | bias | inputs | rate | steps | kernel error | {' | '.join(sets)} | training, s |",
+        "| --- | --- | ---: | ---: | ---: | ---: |" + " ---: |" * (len(sets) + 1),
+    ]
+    for row in rows:
+        fit = row["fit"]
+        scores = " | ".join(f"{row['gaussian_auc'][name]:.3f}" for name in sets)
+        lines.append(
+            f"| {dict(fit['options'])['start']} | {'yes' if fit['bias'] else 'no'} | {fit['batch']} + {fit['batch']} | "
+            f"{fit['lr']:g} | {fit['num_steps']} | {row['error']:.3f} | {scores} | {row['training_seconds']:.0f} |"
+        )
+    return "\n".join([*lines, "", _about(rows[0])])
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
     lines = [
         "| surrogate | bias | probes | rate | schedule | steps | kernel error | floor | training, s | precision, s |",
         "| --- | --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
@@ -160,18 +210,21 @@ def table(out: Path) -> str:
             f"{row['training_seconds']:.0f} | {row['precision_seconds']:.0f} |"
         )
     if rows:
-        machine, versions = rows[0]["hardware"], rows[0]["versions"]
-        lines.append("")
-        lines.append(
-            f"Seconds of the processor on one thread of {machine['cpu']}; torch {versions['torch']}, "
-            f"Python {versions['python']}. {2 * BATCH} inputs a step, half of them of the context; m = {NUM_FEATURES}."
-        )
+        lines += ["", f"{_about(rows[0])} {2 * BATCH} inputs a step, half of them of the context; m = {NUM_FEATURES}."]
     return "\n".join(lines)
+
+
+def _about(row: dict[str, Any]) -> str:
+    machine, versions = row["hardware"], row["versions"]
+    return (
+        f"Seconds of the processor on one thread of {machine['cpu']}; torch {versions['torch']}, "
+        f"Python {versions['python']}."
+    )
 
 
 def _order(row: dict[str, Any]) -> tuple[Any, ...]:
     fit = row["fit"]
-    return fit["num_steps"], fit["bias"], row["title"], fit["num_probes"], fit["schedule"], fit["lr"]
+    return -fit["batch"], fit["num_steps"], fit["bias"], row["title"], fit["num_probes"], fit["schedule"], fit["lr"]
 
 
 def main() -> None:
@@ -179,18 +232,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder of the JSON files")
     parser.add_argument("--cache", type=Path, default=Path("runs"), help="folder of the trained network")
     parser.add_argument("--data", type=Path, help="folder of the image data")
+    parser.add_argument("--starts", action="store_true", help="the fits of the second table")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--table", action="store_true", help="print the table of what is there, run nothing")
     given = parser.parse_args()
     if not given.table:
         torch.set_num_threads(1)
         setting = Setting.load(given.cache, given.data, quick=given.quick)
-        for fit in grid():
+        for fit in starts() if given.starts else grid():
             if given.quick:
                 fit = replace(fit, num_steps=max(10, fit.num_steps // 100))
             path = given.out / f"{fit.name}.json"
             if not path.is_file():
-                found = run(fit, setting)
+                found = run(fit, setting, score=given.starts)
                 found |= {"versions": environment.versions(), "hardware": environment.hardware(), "data": setting.data}
                 write_json(path, found)
                 print(
