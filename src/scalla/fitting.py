@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 
 from scalla.batches import EndlessBatches, GroupedBatches, context_loaders, inputs_of, labels_of
 from scalla.checkpoint import weights_digest
+from scalla.device import check_autocast
 from scalla.distributed import ALONE, Processes
 from scalla.features import FeatureMap
 from scalla.functional import batch_size, first_rows, tensors_of
@@ -134,6 +135,7 @@ def run_fit(
             f"got targets='directed' in a fit of {processes.count} processes, which share out the products of a step; "
             "fit by targets='probes', or in one process with distributed=False"
         )
+    check_autocast(settings.autocast, features.plain.dtype)
     trainable = features.trainable()
     if settings.num_steps and not trainable:
         raise InputError("the surrogate has no trainable weights; give num_steps=0 to use it as it is")
@@ -194,12 +196,15 @@ def run_fit(
             if state.position:
                 data.batches.move_to(state.position)
             with processes.together():
-                product = JacobianProduct(features.plain, features.params, blocks[0])
+                product = JacobianProduct(features.plain, features.params, blocks[0], autocast=settings.autocast)
                 if state.step == 0:
                     scale = estimate_target_scale(blocks, product, settings)
             if state.step == 0:
                 scale = processes.root_mean_square(scale)
-            score = held_out_score(data.held_out, features, product, settings, scale) if data.held_out else None
+            score = None
+            if data.held_out:  # which is never judged in lower precision
+                exact = JacobianProduct(features.plain, features.params, blocks[0]) if settings.autocast else product
+                score = held_out_score(data.held_out, features, exact, settings, scale)
             directed = None
             if pool is not None:
                 directed = directed_targets(

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from scalla.device import sent
 from scalla.types import InputError, Inputs
 
 Params: TypeAlias = dict[str, Tensor]
@@ -56,8 +57,11 @@ class FrozenNetwork:
     def dtype(self) -> torch.dtype:
         return next((t.dtype for t in _tensors(self.twin) if t.is_floating_point()), torch.get_default_dtype())
 
-    def prepare(self, x: Inputs) -> Inputs:
-        """Inputs on the network's device, floating-point ones in its dtype, labels taken out of mappings."""
+    def prepare(self, x: Inputs, *, pin: bool = False) -> Inputs:
+        """Inputs on the network's device, floating-point ones in its dtype, labels taken out of mappings.
+
+        With `pin` they go to CUDA by page-locked memory, for which the host does not wait: batches of a fit.
+        """
         if isinstance(x, Mapping):
             x = {k: v for k, v in x.items() if k != self.dict_key_y}
             # Where forward knows none of the names, the whole mapping is its argument.
@@ -68,7 +72,7 @@ class FrozenNetwork:
                 f"got inputs of type {type(x).__name__}; wanted a tensor (torch.as_tensor(x), say), a mapping of "
                 "tensors for keyword arguments or a tuple of tensors for positional ones"
             )
-        return map_tensors(x, self._move)
+        return map_tensors(x, lambda t: self._move(sent(t, self.device) if pin else t))
 
     def _move(self, t: Tensor) -> Tensor:
         dtype = self.dtype if t.is_floating_point() else t.dtype

@@ -13,12 +13,14 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import jvp, vmap
 
+from scalla.device import in_autocast
 from scalla.functional import FrozenNetwork, Params, first_rows
 from scalla.probes import draw_probe
 from scalla.types import InputError, Inputs, UnsupportedModuleError
@@ -43,16 +45,25 @@ ROUTES = (
     Route("double vjp", forward_mode=False, plain_attention=True),
     Route("double vjp, no mkldnn", forward_mode=False, plain_attention=True, without_mkldnn=True),
 )
+_NORMALISATIONS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 FORWARD_ROUTES = tuple(route for route in ROUTES if route.forward_mode)
 
 
 class JacobianProduct:
     """x, directions v_1 … v_S → J(x) v_s, by the first route that passes the adjoint test."""
 
-    def __init__(self, network: FrozenNetwork, params: Params, x: Inputs) -> None:
+    def __init__(
+        self, network: FrozenNetwork, params: Params, x: Inputs, *, autocast: torch.dtype | None = None
+    ) -> None:
+        """With `autocast`, the network runs in that dtype (torch.autocast); the products are in float32."""
         # A twin of its own: functional_call swaps weights in it, which a concurrent prediction must not see.
         self.network = FrozenNetwork(network.model, dict_key_y=network.dict_key_y)
         self.params = params
+        self.autocast = autocast
+        if autocast is not None:
+            for module in self.network.twin.modules():
+                if isinstance(module, _NORMALISATIONS):
+                    module.register_forward_pre_hook(_in_float32)
         with warnings.catch_warnings():
             # By torch itself, once, at the first forward-mode derivative: not for users who turn warnings into errors.
             warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)
@@ -62,7 +73,7 @@ class JacobianProduct:
         self.shares_primal = self.route.forward_mode and not convolutions and self._vmap_works(first_rows(x, 2))
 
     def __call__(self, x: Inputs, directions: Sequence[Tangent]) -> Float[Tensor, "B C S"]:
-        f = self.network.at(x)
+        f = self._at(x)
         with switched(self.route):
             if len(directions) > 1 and self.shares_primal:
                 return _many(f, self.params, directions)
@@ -72,12 +83,16 @@ class JacobianProduct:
         """J(x)ᵀ u, summed over the batch."""
         leaves = {k: p.detach().clone().requires_grad_() for k, p in self.params.items()}
         with torch.enable_grad(), switched(ROUTES[0]):
-            outputs = self.network.at(x)(leaves)
+            outputs = self._at(x)(leaves)
             grads = torch.autograd.grad(outputs, list(leaves.values()), cotangent.to(outputs), materialize_grads=True)
         return dict(zip(leaves, grads, strict=True))
 
+    def _at(self, x: Inputs) -> Callable[[Params], Float[Tensor, "B C"]]:
+        """params → f(params, x), in lower precision where that was asked for."""
+        return in_autocast(self.network.at(x), self.autocast, self.network.device)
+
     def _preflight(self, x: Inputs) -> Route:
-        f = self.network.at(x)
+        f = self._at(x)
         try:
             cotangent, pullback = _random_vjp(f, self.params)
         except (RuntimeError, NotImplementedError) as error:
@@ -95,7 +110,8 @@ class JacobianProduct:
                 "parameters=..."
             )
         direction = {k: (g / wanted.clamp_min(1e-30)).to(g.dtype) for k, g in pullback.items()}
-        tolerance = 0.1 if torch.finfo(cotangent.dtype).bits == 16 else 1e-3
+        in_16_bits = self.autocast is not None or torch.finfo(cotangent.dtype).bits == 16
+        tolerance = 0.1 if in_16_bits else 1e-3
         problems: list[str] = []
         for route in ROUTES:
             try:
@@ -113,12 +129,13 @@ class JacobianProduct:
         raise UnsupportedModuleError(
             f"no Jacobian-vector product through {module}. Tried: " + "; ".join(problems) + ". Replace that module "
             "(EmbeddingBag by Embedding and a mean, say) or leave its weights out by parameters=..."
+            + ("" if self.autocast is None else ", or see whether autocast=None works")
         )
 
     def _vmap_works(self, x: Inputs) -> bool:
         """Whether S tangents in one pass give what S passes give (not all operations can be batched)."""
         directions = [draw_probe(self.params, kind="rademacher", seed=0, step=s) for s in range(2)]
-        f = self.network.at(x)
+        f = self._at(x)
         with switched(self.route):
             alone = torch.stack([_one(f, self.params, v, self.route) for v in directions], -1)
             try:
@@ -126,7 +143,8 @@ class JacobianProduct:
             except (RuntimeError, NotImplementedError):
                 return False
         size = alone.abs().max()
-        return bool((together - alone).abs().max() <= 1e3 * torch.finfo(alone.dtype).eps * size)
+        tolerance = 0.1 if self.autocast is not None else 1e3 * torch.finfo(alone.dtype).eps
+        return bool((together - alone).abs().max() <= tolerance * size)
 
     def _offending_module(self, x: Inputs, attempt: Callable[[], object]) -> str:
         """The innermost module that was entered and never left when `attempt` fails."""
@@ -164,6 +182,11 @@ def jacobian(network: FrozenNetwork, params: Params, x: Inputs) -> dict[str, Flo
         ]
     stacked = [torch.stack(parts) for parts in zip(*rows, strict=True)]
     return {k: j.view(*outputs.shape, *p.shape) for (k, p), j in zip(params.items(), stacked, strict=True)}
+
+
+def _in_float32(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Before a normalisation, which makes bf16 outputs with float32 tangents of bf16 inputs: convolutions fail."""
+    return tuple(t.float() if isinstance(t, Tensor) else t for t in args)
 
 
 def _one(f: Callable[[Params], Tensor], params: Params, direction: Tangent, route: Route) -> Float[Tensor, "B C"]:

@@ -157,6 +157,7 @@ class ScaLLA(TunablePredictive):
         distributed: Distributed = "auto",
         targets: Targets = "probes",
         pool_size: int = 5000,
+        autocast: torch.dtype | None = None,
     ) -> ScaLLA:
         """Train the surrogate on the kernel, then sum the precision over the training data.
 
@@ -185,6 +186,7 @@ class ScaLLA(TunablePredictive):
                 and computes the products with all of them once, for a pool of inputs on which it then trains: a
                 smaller kernel error for the same time. See `scalla.targets`.
             pool_size: inputs of that pool, of the training data and of every context each.
+            autocast: torch.bfloat16 runs the products and the surrogate in it while training; all else is in float32.
         """
         if not override and self.posterior is not None:
             return self.update(train_loader, progress_bar=progress_bar, distributed=distributed)
@@ -200,6 +202,7 @@ class ScaLLA(TunablePredictive):
             patience=patience,
             targets=targets,
             pool_size=pool_size,
+            autocast=autocast,
         )
         if patience is not None and val_loader is None:
             raise InputError("got patience without val_loader; early stopping needs held-out inputs")

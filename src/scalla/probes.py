@@ -14,6 +14,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from scalla.device import sent
 from scalla.types import InputError
 
 Probe: TypeAlias = Literal["rademacher", "gaussian"]
@@ -27,7 +28,7 @@ def draw_probe(like: dict[str, Tensor], *, kind: Probe, seed: int, step: int, in
     # Drawn on the CPU and in float32: the same direction whatever the device and the defaults.
     generator = torch.Generator("cpu").manual_seed(mix_seed(seed, step, index))
     draw = _rademacher if kind == "rademacher" else _gaussian
-    return {name: draw(p.numel(), generator).to(device=p.device, dtype=p.dtype).view_as(p) for name, p in like.items()}
+    return {name: sent(draw(p.numel(), generator), p.device).to(p.dtype).view_as(p) for name, p in like.items()}
 
 
 def mix_seed(*numbers: int) -> int:

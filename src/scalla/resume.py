@@ -145,7 +145,7 @@ class FitCheckpoint:
 
 def fit_identity(settings: TrainingSettings, **others: Any) -> dict[str, Any]:
     """What must be equal for a fit to go on: every setting that decides its result."""
-    return {**asdict(settings), **others}
+    return {k: str(v) if isinstance(v, torch.dtype) else v for k, v in (asdict(settings) | others).items()}
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from scalla.batches import GroupedBatches, inputs_of
+from scalla.device import sent
 from scalla.functional import batch_size, first_rows, map_tensors
 from scalla.jvp import JacobianProduct
 from scalla.probes import Probe, draw_probe, mix_seed
@@ -44,7 +45,8 @@ class DirectedTargets:
         """`sizes[i]` rows of source i, its epochs shuffled: a function of seed and step alone."""
         inputs, targets = [], []
         for number, (x, t, size) in enumerate(zip(self.inputs, self.targets, sizes, strict=True)):
-            rows = _shuffled_rows(len(t), min(size, len(t)), seed=mix_seed(seed, 106, number), step=step).to(t.device)
+            rows = _shuffled_rows(len(t), min(size, len(t)), seed=mix_seed(seed, 106, number), step=step)
+            rows = sent(rows, t.device)
             inputs.append(rows_of(x, rows))
             targets.append(t.index_select(0, rows))
         return inputs, targets

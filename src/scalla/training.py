@@ -16,6 +16,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from scalla.batches import GroupedBatches
+from scalla.device import check_autocast, in_autocast
 from scalla.distributed import ALONE, Processes
 from scalla.features import FeatureMap
 from scalla.functional import batch_size, concatenate
@@ -45,6 +46,7 @@ class TrainingSettings:
     patience: int | None = None
     targets: Targets = "probes"
     pool_size: int = 5000
+    autocast: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         least_of = {"num_steps": 0, "num_probes": 1, "score_every": 1, "patience": 1, "pool_size": 1}
@@ -58,6 +60,7 @@ class TrainingSettings:
             raise InputError(f"got schedule={self.schedule!r}; choose 'cosine' or 'constant'")
         if self.targets not in ("probes", "directed"):
             raise InputError(f"got targets={self.targets!r}; choose 'probes' or 'directed'")
+        check_autocast(self.autocast)
 
 
 @dataclass(frozen=True)
@@ -116,8 +119,10 @@ def train_surrogate(
 ) -> None:
     """Minimise E_v ‖GGᵀ − Z_v Z_vᵀ‖² over the surrogate's weights, Z_v = J v / target_scale. `state` follows.
 
-    With `directed`, ‖GGᵀ − TTᵀ‖² on batches of `batch_sizes` from its pool instead.
+    With `directed`, ‖GGᵀ − TTᵀ‖² on batches of `batch_sizes` from its pool instead. With `settings.autocast` features
+    are computed in that dtype, as the products are by a `product` of the same; all else is in float32 and float64.
     """
+    features_of = in_autocast(features_of, settings.autocast, product.network.device)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     log_every = max(1, min(50, settings.num_steps // 40))
     running = torch.tensor(state.loss_sum, dtype=torch.float64, device=product.network.device)
@@ -199,7 +204,7 @@ def forward_all(
     target_scale: float,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Features and normalised J(x) v of every block; tensors of one shape go through in one pass."""
-    blocks = [product.network.prepare(x) for x in blocks]
+    blocks = [product.network.prepare(x, pin=True) for x in blocks]
     targets = in_one_pass(lambda x: product(x, directions), blocks)
     features = in_one_pass(features_of, blocks)
     return features, [z.to(features[0].dtype) / target_scale for z in targets]

@@ -173,12 +173,13 @@ def test_resumed_fit_is_the_uninterrupted_one(place: Path, tmp_path: Path, monke
     monkeypatch.setattr(ScaLLA, "fit", fit)
     result = run(
         "fit", place / "train.csv", *net(place), "-o", tmp_path / "f", "--checkpoint-dir", tmp_path / "c", "--resume",
-        "--val", place / "val.csv", "--patience", "3", "--lr", "0.01", "--schedule", "constant", *FIT,
+        "--val", place / "val.csv", "--patience", "3", "--lr", "0.01", "--schedule", "constant", "--bfloat16", *FIT,
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert given["checkpoint_dir"] == tmp_path / "c"
     assert given["resume"] is True
     assert (given["lr"], given["schedule"], given["patience"]) == (0.01, "constant", 3)
+    assert given["autocast"] is torch.bfloat16
 
 
 @pytest.mark.parametrize(

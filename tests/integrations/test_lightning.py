@@ -102,7 +102,7 @@ def test_a_submodule_and_a_loader_of_ones_own() -> None:
 
 
 def test_mistakes_are_found_before_the_training(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"fit=\{\.\.\.\} with steps; choose from bias, callback, checkpoint_dir"):
+    with pytest.raises(InputError, match=r"fit=\{\.\.\.\} with steps; choose from autocast, bias, callback, "):
         ScaLLACallback(fit={"steps": 3})
     never = pytest.MonkeyPatch()
     never.setattr(Classifier, "training_step", lambda *a: pytest.fail("the training began"))

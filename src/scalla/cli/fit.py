@@ -132,6 +132,10 @@ def fit(
         int | None,
         typer.Option(help="Stop after so many scores on --val without gain.", min=1, rich_help_panel=TRAINING),
     ] = None,
+    bfloat16: Annotated[
+        bool,
+        typer.Option("--bfloat16", help="Run the steps in bfloat16, by autocast.", rich_help_panel=TRAINING),
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, rich_help_panel=RUNNING)] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, …", rich_help_panel=RUNNING)] = "cpu",
     checkpoint_dir: Annotated[
@@ -156,6 +160,8 @@ def fit(
 
     [dim]$[/] torchrun --nproc-per-node 4 -m scalla.cli fit …
     """
+    import torch
+
     from scalla.cli.contexts import read_context
     from scalla.cli.network import read_network
     from scalla.cli.reading import InputOptions, read_data
@@ -206,6 +212,7 @@ def fit(
             progress_bar=first and not quiet,
             checkpoint_dir=checkpoint_dir,
             resume=resume,
+            autocast=torch.bfloat16 if bfloat16 else None,
         )
         if tune is not Tuning.none:
             la.optimize_prior_precision(method=tune.value, val_loader=val_loader)
