@@ -83,15 +83,15 @@ def grid() -> Iterator[Fit]:
 
 
 def starts() -> Iterator[Fit]:
-    """Trained and random weights in this library's batches and at the published rate in the published ones."""
-    published = Fit(lr=5e-5, batch=5, num_steps=40_000)
-    for bias in (True, False):
-        for start in ("trained", "random"):
-            options = (("start", start),)
-            yield Fit(options=options, num_steps=4000, bias=bias)
-            yield replace(published, options=options, bias=bias)
-    yield Fit(options=(("start", "random"),), lr=2e-4, num_steps=4000, bias=True)
-    yield Fit(options=(("start", "random"),), lr=1e-4, batch=16, num_steps=15_000, bias=True)
+    """Trained and random weights, in this library's batches at its rate and in the published ones at theirs."""
+    trained, random = ((("start", start),) for start in ("trained", "random"))
+    published = Fit(lr=5e-5, batch=5, num_steps=10_000, bias=True)
+    for options in (trained, random):
+        yield Fit(options=options, num_steps=4000, bias=True)
+        yield replace(published, options=options)
+    for steps in (4000, 10_000, 40_000):
+        yield replace(published, options=random, num_steps=steps)
+        yield replace(published, options=random, num_steps=steps, bias=False)
 
 
 @dataclass(frozen=True, eq=False)
