@@ -26,6 +26,7 @@ import quality
 import scaling
 import step
 import torch
+import variants
 from networks import CLASSES, FMNIST, LARGE, QUICK
 from plots import draw
 from table import filled, tables
@@ -33,7 +34,7 @@ from table import filled, tables
 from scalla.benchmark import environment
 from scalla.benchmark.records import write_json
 
-PARTS = ("step", "matching", "prediction", "memory", "scaling", "classes", "quality")
+PARTS = ("step", "variants", "matching", "prediction", "memory", "scaling", "classes", "quality")
 KINDS = ("mirror", "trunk")
 
 
@@ -53,6 +54,10 @@ def rows_of(part: str, given: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     num_steps=10 if fast and not quick else 1,
                     repeats=repeats if fast else min(repeats, 3),
                 )
+    elif part == "variants":
+        yield from variants.measure(
+            small[0], num_features=5 if quick else 100, num_steps=1 if quick else 10, repeats=repeats
+        )
     elif part == "matching":
         for batch, classes in ((8, 3), (16, 3)) if quick else ((16, 10), (64, 10), (128, 10), (512, 10), (64, 100)):
             yield matching.measure(batch, classes, 5 if quick else 100, repeats=repeats)

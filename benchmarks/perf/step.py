@@ -28,10 +28,21 @@ class Prepared:
     product: JacobianProduct
     batches: GroupedBatches
     x: Tensor
+    autocast: torch.dtype | None = None
 
     @staticmethod
-    def of(model: nn.Module, x: Tensor, y: Tensor, kind: str, num_features: int, **options: Any) -> Prepared:
+    def of(
+        model: nn.Module,
+        x: Tensor,
+        y: Tensor,
+        kind: str,
+        num_features: int,
+        *,
+        context: Tensor | None = None,
+        **options: Any,
+    ) -> Prepared:
         train = EndlessBatches([(x, y)], seed=0)
+        contexts = [] if context is None else [EndlessBatches([(context, None)], seed=0)]
         features = FeatureMap.of_data(
             model,
             train,
@@ -42,11 +53,13 @@ class Prepared:
         )
         features.build(kind, x, options, 0)
         features.set_training(True)
-        return Prepared(features, JacobianProduct(features.plain, features.params, x), GroupedBatches(train, []), x)
+        return Prepared(
+            features, JacobianProduct(features.plain, features.params, x), GroupedBatches(train, contexts), x
+        )
 
     def step(self, num_steps: int = 1, num_probes: int = 1) -> Callable[[], None]:
         """What `fit` does."""
-        settings = TrainingSettings(num_steps=num_steps, num_probes=num_probes)
+        settings = TrainingSettings(num_steps=num_steps, num_probes=num_probes, autocast=self.autocast)
         optimizer = torch.optim.Adam(self.features.trainable(), lr=1e-6)
 
         def run() -> None:

@@ -56,6 +56,22 @@ def _step(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+def _variants(rows: Sequence[Mapping[str, Any]]) -> str:
+    first = rows[0]
+    half = first["batch"] // 2
+    return _markdown(
+        f"One step of a fit in other ways ÷ the plain one ({first['network']} network, {half} + {half} inputs)",
+        ("way", "step, ms", "ratio"),
+        (
+            (
+                r["way"],
+                *((r["failed"], "") if "failed" in r else (f"{1e3 * r['step_seconds']:.0f}", f"{r['ratio']:.2f}")),
+            )
+            for r in rows
+        ),
+    )
+
+
 def _matching(rows: Sequence[Mapping[str, Any]]) -> str:
     return _markdown(
         "The matching loss, forward and backward: Gram identity ÷ all pairs",
@@ -175,6 +191,7 @@ def _quality(rows: Sequence[Mapping[str, Any]]) -> str:
 
 _TABLES = {
     "step": _step,
+    "variants": _variants,
     "prediction": _prediction,
     "memory": _memory,
     "quality": _quality,

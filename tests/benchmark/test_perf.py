@@ -74,14 +74,52 @@ def test_a_step_and_its_floor_do_the_same_work(perf: Any) -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
+def test_the_ways_of_a_step_and_the_one_without_a_compiler(perf: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each changes the surrogate's weights; of the compiled one a row says why there is no number."""
+    variants, networks = perf("variants"), perf("networks")
+    monkeypatch.setattr(variants, "compiler_here", lambda: None)
+    rows = list(variants.measure(networks.QUICK[0], num_features=3, num_steps=1, repeats=1))
+    assert [row["way"] for row in rows] == [
+        "float32",
+        "channels_last",
+        "bfloat16 autocast",
+        "channels_last, bfloat16 autocast",
+        "4 probes",
+        "surrogate compiled",
+    ]
+    assert rows[0]["ratio"] == 1
+    assert all(row["ratio"] > 0 for row in rows[:-1])
+    assert all(0 < row["product_error"] < 0.1 for row in rows[2:4])
+    assert "no C++ compiler" in rows[-1]["failed"]
+    table = perf("table")._variants(rows)
+    assert "8 + 8 inputs" in table
+    assert "| surrogate compiled | not measured: there is no C++ compiler |  |" in table
+
+
+def test_a_step_in_bfloat16_and_channels_last_is_what_it_says(perf: Any) -> None:
+    variants, networks = perf("variants"), perf("networks")
+    ready = variants.prepared(networks.QUICK[0], 3, memory_format=torch.channels_last)
+    weights = [p for p in ready.features.trainable() if p.ndim == 4 and p.shape[1] > 1]
+    assert weights
+    assert all(p.is_contiguous(memory_format=torch.channels_last) for p in weights)
+    lowered = variants.in_bfloat16(ready)
+    assert lowered.autocast is lowered.product.autocast is torch.bfloat16
+    before = [p.detach().clone() for p in weights]
+    lowered.step()()
+    assert all(not torch.equal(a, b) for a, b in zip(before, weights, strict=True))
+
+
 @pytest.mark.slow
 def test_quick_run_writes_measurements_table_and_plots(tmp_path: Path) -> None:
     command = [sys.executable, str(PERF / "run.py"), "--out", str(tmp_path), "--quick"]
-    parts = ["step", "matching", "prediction", "scaling", "classes"]
+    parts = ["step", "variants", "matching", "prediction", "scaling", "classes"]
     done = subprocess.run([*command, "--parts", *parts], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     found = {part: json.loads((tmp_path / f"{part}.json").read_text()) for part in parts}
     assert {row["surrogate"] for row in found["step"]["rows"]} == {"mirror", "trunk"}
+    compiled = found["variants"]["rows"][-1]
+    assert compiled["way"] == "surrogate compiled"
+    assert compiled.get("failed") or compiled["ratio"] > 0
     (row,) = found["prediction"]["rows"]
     assert row["ratio"]["forward"] == 1
     assert all(ratio > 0 for ratio in row["ratio"].values())
