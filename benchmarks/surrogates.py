@@ -86,12 +86,11 @@ def starts() -> Iterator[Fit]:
     """Trained and random weights, in this library's batches at its rate and in the published ones at theirs."""
     trained, random = ((("start", start),) for start in ("trained", "random"))
     published = Fit(lr=5e-5, batch=5, num_steps=10_000, bias=True)
+    yield replace(published, options=trained)
     for options in (trained, random):
         yield Fit(options=options, num_steps=4000, bias=True)
-        yield replace(published, options=options)
-    for steps in (4000, 10_000, 40_000):
-        yield replace(published, options=random, num_steps=steps)
-        yield replace(published, options=random, num_steps=steps, bias=False)
+    for steps, bias in itertools.product((4000, 10_000, 40_000), (True, False)):
+        yield replace(published, options=random, num_steps=steps, bias=bias)
 
 
 @dataclass(frozen=True, eq=False)
