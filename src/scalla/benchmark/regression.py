@@ -45,7 +45,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "map": {},
     "lla_last_full": {"subset": "last_layer"},
     "lla_all_full": {"subset": "all"},
-    "scalla": {"num_features": 50, "num_steps": 2000, "batch_size": 64, "lr": 1e-3},
+    "scalla": {"num_features": 50, "start": "random", "num_steps": 2000, "batch_size": 64, "lr": 1e-3},
 }
 NETWORK = {"width": 50, "num_epochs": 300, "batch_size": 32, "lr": 5e-3, "prior_precision": 1.0}
 
@@ -199,11 +199,12 @@ def fit(run: Run, network: nn.Module, data: Data, sigma: float, progress_bar: bo
                 "regression",
                 num_features=settings["num_features"],
                 sigma_noise=sigma,
+                surrogate_options={"start": settings["start"]},
                 seed=run.seed,
             )
             return method.fit(
                 TensorBatches(*data.train, settings["batch_size"], shuffle=True),
-                context=data.test[0] if data.grid is None else data.grid[0],
+                context=None if data.grid is None else data.grid[0],
                 num_steps=settings["num_steps"],
                 lr=settings["lr"],
                 progress_bar=progress_bar,
