@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pages import write_into
 from torch import Tensor
 
 from scalla import context, metrics
@@ -249,7 +250,10 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path("runs"), help="folder of trained networks")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--table", action="store_true", help="print the table of what is there, and measure nothing")
+    parser.add_argument("--page", type=Path, help="page that the table is written into")
     options = parser.parse_args()
+    if options.page is not None:
+        write_into(options.page, table(options.out), source="benchmarks/residual.py")
     if options.table:
         print(table(options.out))
         return
