@@ -71,11 +71,11 @@ def exact(model: nn.Module, x: Tensor, y: Tensor) -> ScaLLA:
     return la.fit([(x, y)], num_steps=0)
 
 
-def approximate(model: nn.Module, x: Tensor, y: Tensor, *, num_steps: int = 8000) -> ScaLLA:
+def approximate(model: nn.Module, x: Tensor, y: Tensor, *, num_steps: int = 3000) -> ScaLLA:
     """The kernel is matched at the data and, through inputs without labels, wherever it will be looked at."""
     la = ScaLLA(model, "regression", num_features=NUM_FEATURES, sigma_noise=NOISE, prior_precision=PRIOR_PRECISION)
     around = torch.linspace(-4, 4, 200, dtype=torch.float64)[:, None]
-    return la.fit([(x, y)], context=around, context_batch_size=100, num_steps=num_steps, targets="directed", lr=5e-3)
+    return la.fit([(x, y)], context=around, context_batch_size=100, num_steps=num_steps, targets="directed", lr=1e-2)
 
 
 def main() -> None:

@@ -60,8 +60,7 @@ class ScaLLA(TunablePredictive):
         seed: decides everything random.
         prior_mean: the prior's mean, one number for all weights.
         parameters: the weights of the kernel: "trainable", "all", "last_layer", name patterns or a function.
-        surrogate_options: options of the surrogate: "start" of a mirror, at "random" weights (the default) or at the
-            "trained" ones of the network; "hidden", the width of a trunk (256); "class_rank" of both.
+        surrogate_options: options of the surrogate (mirror: start; trunk: hidden; both: class_rank).
         dict_key_y: where a mapping holds the labels.
         enable_backprop: keep gradients with respect to x in predictions.
 

@@ -44,8 +44,7 @@ class Mirror(nn.Module):
     """The network's architecture with its last linear layer widened from C to C·m outputs.
 
     It stays in evaluation mode: dropout is off and normalisation uses the network's running statistics, so
-    features depend on their own input alone. The weights below that layer begin at random ("random") or as the
-    network's own ("trained").
+    features depend on their own input alone.
     """
 
     def __init__(
