@@ -134,7 +134,7 @@ def test_the_loss_and_the_held_out_error_fall() -> None:
 @pytest.mark.parametrize(
     ("surrogate", "options"),
     [
-        ("mirror", {"num_steps": 1500, "num_probes": 64, "lr": 2e-2}),
+        ("mirror", {"num_steps": 500, "num_probes": 64, "lr": 2e-2}),
         ("mirror", {"num_steps": 1000, "targets": "directed", "lr": 1e-2}),
         ("trunk", {"num_steps": 1000, "targets": "directed", "lr": 1e-2}),
     ],
