@@ -109,7 +109,7 @@ def test_the_context_is_used_and_its_group_matters() -> None:
 
 def test_bias_makes_the_cross_kernel_small() -> None:
     far = CONTEXT + 2
-    options: dict[str, Any] = {"context": far, "num_steps": 1000, "lr": 2e-2, "targets": "directed"}
+    options: dict[str, Any] = {"context": far, "num_steps": 300, "lr": 2e-2, "targets": "directed"}
     ratios = []
     for bias in (False, True):
         la = fitted(loader(X, Y, NUM), bias=bias, **options)

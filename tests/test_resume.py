@@ -227,7 +227,7 @@ def test_another_network_seed_or_size_is_refused(tmp_path: Path) -> None:
         (network(), {"seed": 1}, "seed"),
         (network(), {"num_features": 6}, "num_features"),
         (network(), {"surrogate": "trunk"}, "surrogate, trained"),
-        (network(), {"surrogate_options": {"start": "trained"}}, "surrogate_options"),
+        (network(), {"surrogate_options": {"start": "random"}}, "surrogate_options"),
         (network(), {"probe": "gaussian"}, "probe"),
         (network(), {"parameters": ["2.*"]}, "parameters"),
     ):

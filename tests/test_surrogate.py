@@ -141,7 +141,7 @@ def test_heads_of_every_kind_are_widened(build: Any, shape: tuple[int, ...], hea
 def test_every_feature_is_a_head_of_its_own_on_the_networks_hidden_layer() -> None:
     """g_cj(x) = w_cj · h(x) + b_cj, at the start with the network's own h and no bias."""
     model, x = mlp().double(), normal(9, 2, dtype=torch.float64)
-    features = built("mirror", model, x, start="trained")
+    features = built("mirror", model, x)
     hidden = torch.tanh(model[0](x)).detach()
     head = mirror_of(features).head
     wanted = hidden @ head.weight.detach().view(3, NUM_FEATURES, -1).flatten(0, 1).T
@@ -151,16 +151,18 @@ def test_every_feature_is_a_head_of_its_own_on_the_networks_hidden_layer() -> No
 
 def test_a_trained_start_is_the_networks_body_and_a_random_one_is_not() -> None:
     model, x = mlp(), normal(8, 2)
-    trained = mirror_of(built("mirror", model, x, start="trained")).body
+    trained = mirror_of(built("mirror", model, x)).body
     assert torch.equal(trained[0].weight, model[0].weight)
-    fresh = mirror_of(built("mirror", model, x)).body
+    fresh = mirror_of(built("mirror", model, x, start="random")).body
     assert not torch.equal(fresh[0].weight, model[0].weight)
     bound = 1 / math.sqrt(2)  # nn.Linear's own rule for two inputs
     assert float(fresh[0].weight.detach().abs().max()) <= bound
-    assert float(raw(built("mirror", model, x), x).square().sum(-1).mean()) == pytest.approx(1, abs=1e-3)
+    assert float(raw(built("mirror", model, x, start="random"), x).square().sum(-1).mean()) == pytest.approx(
+        1, abs=1e-3
+    )
 
 
-@pytest.mark.parametrize(("kind", "options"), [("mirror", {}), ("mirror", {"start": "trained"}), ("trunk", {})])
+@pytest.mark.parametrize(("kind", "options"), [("mirror", {}), ("mirror", {"start": "random"}), ("trunk", {})])
 def test_the_seed_alone_decides_the_start(kind: str, options: dict[str, Any]) -> None:
     model, x = BatchNormCNN(), normal(8, 1, 6, 6)
     found = []
