@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pages import write_into
 from torch import Tensor
 
 from scalla import KernelError, ScaLLA
@@ -234,6 +235,7 @@ def main() -> None:
     parser.add_argument("--starts", action="store_true", help="the fits of the second table")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--table", action="store_true", help="print the table of what is there, run nothing")
+    parser.add_argument("--page", type=Path, help="page that the table of --starts is written into")
     given = parser.parse_args()
     if not given.table:
         torch.set_num_threads(1)
@@ -250,7 +252,10 @@ def main() -> None:
                     f"{fit.title} rate {fit.lr:g} {fit.schedule} {fit.num_steps} steps: {found['error']:.3f}",
                     flush=True,
                 )
-    print(table(given.out))
+    text = table(given.out)
+    if given.page is not None:
+        write_into(given.page, text, source=f"benchmarks/surrogates.py{' --starts' if given.starts else ''}")
+    print(text)
 
 
 if __name__ == "__main__":

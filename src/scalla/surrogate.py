@@ -54,7 +54,7 @@ class Mirror(nn.Module):
         num_outputs: int,
         num_features: int,
         *,
-        start: Start = "random",
+        start: Start = "trained",
         class_rank: int | None = None,
     ) -> None:
         super().__init__()

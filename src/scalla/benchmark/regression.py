@@ -45,7 +45,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "map": {},
     "lla_last_full": {"subset": "last_layer"},
     "lla_all_full": {"subset": "all"},
-    "scalla": {"num_features": 50, "start": "random", "num_steps": 2000, "batch_size": 64, "lr": 1e-3},
+    "scalla": {"num_features": 50, "start": "trained", "num_steps": 2000, "batch_size": 64, "lr": 1e-3},
 }
 NETWORK = {"width": 50, "num_epochs": 300, "batch_size": 32, "lr": 5e-3, "prior_precision": 1.0}
 
