@@ -1,9 +1,8 @@
 """ScaLLA, unbiased and biased: mirror surrogate from random weights, m = 100, one Rademacher probe a step, batches of
 5 + 5 with the context in every one, Adam 5e-5, as published.
 
-Published: 10⁶ steps. Here 10⁴, with a rate that falls to 0 on a cosine. More of them lower the kernel error and cost
-separation: with bias 0.39 and 0.33 after 10,000 and 40,000 steps, Gaussian AUC against photographs 0.65 and 0.35
-(`benchmarks/surrogates.py --starts`, docs/surrogates.md).
+Published: 10⁶ steps. Here 10⁴, with a rate that falls to 0 on a cosine: more of them lower the kernel error, and cost
+separation from what is unlike both data and context (`benchmarks/surrogates.py --starts`, docs/surrogates.md).
 
 With a residual (`ScaLLA.fit_residual`): after the same fit, the prior precision of the same six trials by held-out
 NLL, then v(x) on the same held-out data; beside them a context that is made of the training images, or that of the row.
