@@ -22,11 +22,11 @@ OF_FIT = ("num_features", "surrogate", "start", "bias", "batch_size", "num_steps
 
 
 def fit(problem: Problem, settings: Settings) -> ScaLLA:
+    decisive = {name: settings[name] for name in OF_FIT}
     if problem.fits is None:
-        method = fitted(problem, settings)
+        method = fitted(problem, decisive)
     else:
-        decisive = {name: settings[name] for name in OF_FIT}
-        method = problem.fits.fit(problem.model, decisive, lambda: fitted(problem, settings))
+        method = problem.fits.fit(problem.model, decisive, lambda: fitted(problem, decisive))
     reconfigure(method, settings)
     return method
 
